@@ -1,0 +1,13 @@
+"""The command line: one verb per file, each a thin shell over a function that can be imported."""
+
+import typer
+
+from lbdrop.cli import demo, reproduce
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Learned Bernoulli dropout for PyTorch.",
+)
+app.command()(demo.demo)
+app.add_typer(reproduce.app, name="reproduce")

@@ -1,0 +1,192 @@
+r"""A dropout layer whose rates are parameters.
+
+$$ y = x \odot z, \qquad z \sim \mathrm{Ber}(\sigma(\alpha)), \qquad \text{rate} = 1 - \sigma(\alpha) $$
+
+The layer only says *where* a mask goes and *what it does*; the mask comes from the active context (:mod:`lbdrop.masks`),
+and the gradient of $\alpha$ from the objective (:mod:`lbdrop.objective`).
+
+Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020.
+"""
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+
+if TYPE_CHECKING:
+    from lbdrop.masks import MaskSource
+
+__all__ = ["LearnableDropout", "Scale", "learned_layers"]
+
+Scale = Literal["inverted", "none", "alpha"]
+
+# The value that a dropped SELU activation takes: -λα of Klambauer et al. 2017.
+SELU_FLOOR = -1.7580993408473766
+
+
+class LearnableDropout(nn.Module):
+    r"""Bernoulli dropout with a learned rate per unit, or one for the layer.
+
+    Args:
+        units: how many units the layer has, each with a rate of its own; ``None`` for one rate.
+        rate: the drop rate to start from, strictly between 0 and 1.
+        channels: drop whole channels, one draw for ``x[b, c]`` of a map (batch, channels, …), as ``nn.Dropout2d``
+            does; otherwise one draw per element, as ``nn.Dropout`` does.
+        unit_dim: the axis of the units; 1 where ``channels`` is set, the last one otherwise.
+        batch_dim: the axis of the examples; 1 for sequence-first data.
+        scale: ``"inverted"`` divides by the keep rate as ``nn.Dropout`` does; ``"none"`` leaves masks as they are
+            (the paper's); ``"alpha"`` keeps mean and variance of SELU units as ``nn.AlphaDropout`` does.
+        logit: a parameter to use instead of a new one: layers that hold the same one share their rate.
+        generator: draws the masks when no context does.
+
+    Without a context the layer samples in training mode and runs its deterministic pass, z → σ(α), in eval mode.
+
+    Example:
+        >>> layer = LearnableDropout(4, rate=0.2)
+        >>> layer
+        LearnableDropout(4 units, keep=0.80, scale=inverted)
+        >>> layer.eval()(torch.ones(1, 4))
+        tensor([[1., 1., 1., 1.]])
+    """
+
+    logit: nn.Parameter
+
+    def __init__(
+        self,
+        units: int | None = None,
+        rate: float = 0.5,
+        *,
+        channels: bool = False,
+        unit_dim: int | None = None,
+        batch_dim: int = 0,
+        scale: Scale = "inverted",
+        logit: nn.Parameter | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        if not 0.0 < rate < 1.0:
+            raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}; a rate of 0 needs no layer")
+        if units is not None and units < 1:
+            raise DropoutError(f"units: want at least 1, or None for one rate, got {units}")
+        if scale not in ("inverted", "none", "alpha"):
+            raise DropoutError(f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}")
+        shape = () if units is None else (units,)
+        if logit is None:
+            logit = nn.Parameter(torch.full(shape, math.log1p(-rate) - math.log(rate)))
+        elif tuple(logit.shape) != shape:
+            raise DropoutError(
+                f"logit: want shape {shape} for units={units}, got {tuple(logit.shape)}; layers share a rate only if"
+                " they have the same number of units, or one rate each"
+            )
+        self.logit = logit
+        self.channels = channels
+        self.unit_dim = unit_dim if unit_dim is not None else (1 if channels else -1)
+        self.batch_dim = batch_dim
+        self.scale: Scale = scale
+        self.generator = generator
+        self.source: "MaskSource | None" = None
+        # How many units were last seen: what one shared rate stands for in the KL.
+        self.width: int | None = units
+
+    @property
+    def units(self) -> int | None:
+        """How many units have a rate of their own; ``None`` where one rate serves all."""
+        return self.logit.numel() if self.logit.dim() else None
+
+    @property
+    def keep(self) -> Float[Tensor, "*units"]:
+        """The keep rates σ(α)."""
+        return torch.sigmoid(self.logit)
+
+    @property
+    def rate(self) -> Float[Tensor, "*units"]:
+        """The drop rates, detached."""
+        return torch.sigmoid(-self.logit.detach())
+
+    @property
+    def p(self) -> float:
+        """The mean drop rate: code written for ``nn.Dropout`` reads it here."""
+        return float(self.rate.mean())
+
+    def mask_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of one mask for ``x``: that of ``x``, or 1 along the axes that a channel spans."""
+        if not self.channels:
+            return tuple(x.shape)
+        kept = {self.batch_dim % x.dim(), self.unit_dim % x.dim()}
+        return tuple(size if axis in kept else 1 for axis, size in enumerate(x.shape))
+
+    def spread(self, values: Tensor, dims: int) -> Tensor:
+        """Reshape a value per unit so that it broadcasts along the unit axis of a tensor with ``dims`` axes."""
+        if not values.dim():
+            return values
+        shape = [1] * dims
+        shape[self.unit_dim] = values.numel()
+        return values.view(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        self.width = x.shape[self.unit_dim]
+        if self.source is not None:
+            mask = self.source.mask(self, x)
+        elif self.training:
+            uniforms = torch.rand(self.mask_shape(x), device=x.device, generator=self.generator)
+            mask = (uniforms < self.spread(self.keep.detach(), x.dim())).to(x.dtype)
+        else:
+            mask = None
+        return self.masked(x, mask)
+
+    def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
+        keep = self.spread(self.keep, x.dim())
+        if self.scale == "inverted":
+            # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
+            return x if mask is None else x * mask * (1 / keep).to(x.dtype)
+        if self.scale == "none":
+            return x * (keep.to(x.dtype) if mask is None else mask)
+        a = (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt()
+        if mask is None:
+            return x * (a * keep).to(x.dtype)
+        b = -a * SELU_FLOOR * (1 - keep)
+        return (x * mask + SELU_FLOOR * (1 - mask)) * a.to(x.dtype) + b.to(x.dtype)
+
+    def gain(self) -> Float[Tensor, "*units"]:
+        """What the deterministic pass multiplies each unit by."""
+        keep = self.keep.detach()
+        if self.scale == "inverted":
+            return torch.ones_like(keep)
+        if self.scale == "none":
+            return keep
+        return (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt() * keep
+
+    def _check(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise DropoutError(f"input: want floating point, got {x.dtype}; embed or convert it before dropout")
+        if x.dim() < 2:
+            raise DropoutError(f"input: want (batch, …, units), got shape {tuple(x.shape)}; add a batch axis")
+        if self.units is not None and x.shape[self.unit_dim] != self.units:
+            raise DropoutError(
+                f"input: want {self.units} units along axis {self.unit_dim}, got {x.shape[self.unit_dim]} in shape"
+                f" {tuple(x.shape)}; give LearnableDropout units={x.shape[self.unit_dim]}, or the axis by unit_dim"
+            )
+
+    def extra_repr(self) -> str:
+        keep = self.keep.detach()
+        low, high = f"{keep.min():.2f}", f"{keep.max():.2f}"
+        rates = low if low == high else f"{low}–{high}"
+        what = f"{self.units} units" if self.units else "one rate"
+        return f"{what}, keep={rates}" + (", channels" if self.channels else "") + f", scale={self.scale}"
+
+
+def learned_layers(model: nn.Module) -> dict[str, LearnableDropout]:
+    """Every learned dropout of a model by name, each once; an error if there is none."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, LearnableDropout)}
+    if not layers:
+        raise DropoutError(
+            f"no learned dropout in {type(model).__name__}; call lbdrop.convert(model) first, or build the model with"
+            " LearnableDropout"
+        )
+    return layers

@@ -1,0 +1,118 @@
+"""Who feeds a dropout, and whom it feeds: read off the model's graph by ``torch.fx``, without running it.
+
+The KL needs the weights a dropped unit feeds, :func:`lbdrop.bake` the weights a rate can be folded into, and
+:func:`lbdrop.prune` both sides. Where a model cannot be traced as a whole, the largest part that can be is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from lbdrop.dropout import LearnableDropout, learned_layers
+
+__all__ = ["Neighbours", "neighbours"]
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+# A factor per channel, positive or zero, passes through these unchanged: f(p·x) = p·f(x).
+HOMOGENEOUS = (
+    nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.PReLU,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+HOMOGENEOUS_FUNCTIONS = {F.relu, torch.relu, torch.flatten, "relu", "flatten", F.max_pool2d, F.avg_pool2d,
+                         F.adaptive_avg_pool2d}  # fmt: skip
+
+# Unit k of the output depends on unit k of the input alone: a unit removed before is removed after.
+UNITWISE = (
+    *HOMOGENEOUS[:1], *HOMOGENEOUS[2:],
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.Hardswish,
+)  # fmt: skip
+UNITWISE_FUNCTIONS = {F.relu, torch.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu, F.elu, F.selu, "relu", "tanh",
+                      "sigmoid", F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d}  # fmt: skip
+
+
+@dataclass
+class Neighbours:
+    """The linear layers around one dropout, by name; empty where something else stands there."""
+
+    consumers: list[str] = field(default_factory=list)
+    """Every layer that the dropout's output reaches, if all of it goes to linear layers; else empty."""
+    producer: str | None = None
+    """The linear layer whose output reaches the dropout and nothing else, unit by unit."""
+    between: list[str] = field(default_factory=list)
+    """The modules from the producer to the dropout, such as BatchNorm."""
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # A converted attention or recurrent layer holds dropouts of its own, and is one node from outside.
+        inside = type(m).__module__.startswith(("torch.nn", "lbdrop"))
+        return inside and not isinstance(m, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+
+
+def neighbours(model: nn.Module) -> dict[str, Neighbours]:
+    """For every learned dropout of ``model`` the linear layers around it."""
+    found = {name: Neighbours() for name in learned_layers(model)}
+    remaining = set(found)
+    for prefix, part in model.named_modules():
+        inside = {name for name in remaining if name.startswith(f"{prefix}." if prefix else "")}
+        if not inside or isinstance(part, LearnableDropout):
+            continue
+        try:
+            graph = _Tracer().trace(part)
+        except Exception:  # fx gives up in many ways, each of them meaning: look at smaller parts
+            continue
+        for node in graph.nodes:
+            name = f"{prefix}.{node.target}" if prefix else str(node.target)
+            if node.op == "call_module" and name in inside:
+                # A dropout used twice has no single neighbourhood.
+                found[name] = Neighbours() if name not in remaining else _around(part, node, prefix)
+                remaining.discard(name)
+    return found
+
+
+def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
+    absolute = lambda target: f"{prefix}.{target}" if prefix else str(target)  # noqa: E731
+    consumers = list(_consumers(part, node))
+    result = Neighbours([absolute(c) for c in consumers if c] if all(consumers) else [])
+    current: Any = node
+    while True:
+        previous = current.args[0] if current.args else None
+        if not isinstance(previous, fx.Node) or len(previous.users) != 1:
+            return result
+        module = _module(part, previous)
+        if isinstance(module, LINEAR):
+            result.producer = absolute(previous.target)
+            return result
+        if not _passes(part, previous, (*UNITWISE, LearnableDropout), UNITWISE_FUNCTIONS):
+            result.between = []
+            return result
+        if module is not None:
+            result.between.append(absolute(previous.target))
+        current = previous
+
+
+def _consumers(part: nn.Module, node: fx.Node) -> Iterator[str | None]:
+    for user in node.users:
+        if isinstance(_module(part, user), LINEAR):
+            yield str(user.target)
+        elif _passes(part, user, (*HOMOGENEOUS, LearnableDropout), HOMOGENEOUS_FUNCTIONS):
+            yield from _consumers(part, user)
+        else:
+            yield None
+
+
+def _module(part: nn.Module, node: fx.Node) -> nn.Module | None:
+    return part.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _passes(part: nn.Module, node: fx.Node, modules: tuple[type, ...], functions: set[Any]) -> bool:
+    if node.op == "call_module":
+        return isinstance(_module(part, node), modules)
+    return node.op in ("call_function", "call_method") and node.target in functions

@@ -1,0 +1,169 @@
+r"""Masks as visible state: contexts that say where every layer of a model takes its mask from.
+
+One set of uniforms $u$ serves all layers and both masks of an antithetic pair:
+
+$$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
+
+>>> import torch, lbdrop
+>>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), lbdrop.LearnableDropout(5), torch.nn.Linear(5, 1))
+>>> x = torch.randn(2, 3)
+>>> with held(net) as draw:
+...     a, b = net(x), net(x)
+>>> with mirrored(net, draw):
+...     c = net(x)
+>>> bool((a == b).all()), bool((a == c).all())
+(True, False)
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop.errors import DropoutError
+
+__all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use"]
+
+
+class MaskSource(Protocol):
+    """Gives a layer the keep mask for its input; ``None`` asks for the deterministic pass."""
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor | None: ...
+
+
+@contextmanager
+def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
+    """Every learned dropout of ``model`` takes its masks from ``source``; afterwards from where it did before."""
+    layers = learned_layers(model).values()
+    before = [(layer, layer.source) for layer in layers]
+    try:
+        for layer in layers:
+            layer.source = source
+        yield
+    finally:
+        for layer, source_before in before:
+            layer.source = source_before
+
+
+def uniforms_for(layer: LearnableDropout, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniforms in the mask's shape, in full precision whatever the activations are in."""
+    dtype = torch.promote_types(layer.logit.dtype, torch.float32)
+    return torch.rand(layer.mask_shape(x), dtype=dtype, device=x.device, generator=generator)
+
+
+def threshold(layer: LearnableDropout, uniforms: Tensor, mirror: bool) -> Tensor:
+    """The mask that ``uniforms`` stand for, or its antithetic partner."""
+    keep = layer.spread(layer.keep.detach(), uniforms.dim())
+    return uniforms < keep if mirror else uniforms > 1 - keep
+
+
+class _Drawn:
+    """A fresh mask at every call."""
+
+    def __init__(self, generator: torch.Generator | None):
+        self.generator = generator
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+        return threshold(layer, uniforms_for(layer, x, self.generator), mirror=False).to(x.dtype)
+
+
+class _Deterministic:
+    def mask(self, layer: LearnableDropout, x: Tensor) -> None:
+        return None
+
+
+class Held:
+    """Uniforms that stay: the first pass through a layer draws them, every later pass finds the same ones.
+
+    A layer that a pass uses several times has uniforms for each use. A pass begins when the whole model is called.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None):
+        self.generator = generator
+        self.mirror = False
+        # u is kept, not z: both masks of the pair come from it.
+        self.uniforms: dict[tuple[LearnableDropout, int], Tensor] = {}
+        self._uses: Counter[LearnableDropout] = Counter()
+
+    def begin(self) -> None:
+        self._uses.clear()
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+        key = (layer, self._uses[layer])
+        self._uses[layer] += 1
+        if key not in self.uniforms:
+            self.uniforms[key] = uniforms_for(layer, x, self.generator)
+        uniforms = self.uniforms[key]
+        if uniforms.shape != layer.mask_shape(x):
+            raise DropoutError(
+                f"held masks: want input for masks of shape {tuple(uniforms.shape)}, got {layer.mask_shape(x)}; open a"
+                " new context for another batch"
+            )
+        return threshold(layer, uniforms, self.mirror).to(x.dtype)
+
+
+class _Fixed:
+    def __init__(self, masks: Mapping[LearnableDropout, Tensor]):
+        self.masks = masks
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor | None:
+        mask = self.masks.get(layer)
+        return None if mask is None else mask.to(device=x.device, dtype=x.dtype)
+
+
+@contextmanager
+def drawn(model: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Sample in every mode, training or eval; the same generator state gives the same masks."""
+    with use(model, _Drawn(generator)):
+        yield
+
+
+@contextmanager
+def deterministic(model: nn.Module) -> Iterator[None]:
+    """Run the deterministic pass, z → σ(α), in every mode."""
+    with use(model, _Deterministic()):
+        yield
+
+
+@contextmanager
+def held(model: nn.Module, generator: torch.Generator | None = None) -> Iterator[Held]:
+    """Draw once, then repeat: every call of the model sees the same masks."""
+    with _replayed(model, Held(generator), mirror=False) as draw:
+        yield draw
+
+
+@contextmanager
+def mirrored(model: nn.Module, draw: Held) -> Iterator[Held]:
+    """Every layer takes the antithetic partner of the mask that ``draw`` holds."""
+    with _replayed(model, draw, mirror=True):
+        yield draw
+
+
+@contextmanager
+def _replayed(model: nn.Module, draw: Held, mirror: bool) -> Iterator[Held]:
+    hook = model.register_forward_pre_hook(lambda *_: draw.begin())
+    before, draw.mirror = draw.mirror, mirror
+    try:
+        with use(model, draw):
+            yield draw
+    finally:
+        draw.mirror = before
+        hook.remove()
+
+
+@contextmanager
+def fixed(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give masks by layer name; a layer that is not named runs its deterministic pass.
+
+    A mask is 0 and 1 in any shape that broadcasts to the layer's input, say (units,) for a fully connected layer.
+    """
+    layers = learned_layers(model)
+    unknown = sorted(set(masks) - set(layers))
+    if unknown:
+        raise DropoutError(f"masks: want names among {sorted(layers)}, got {unknown}")
+    with use(model, _Fixed({layers[name]: mask for name, mask in masks.items()})):
+        yield

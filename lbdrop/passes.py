@@ -1,0 +1,249 @@
+r"""Run a model once per mask, and everything before the first dropout only once.
+
+Two engines, the second where the first cannot go:
+
+- **lanes**: ``torch.func.vmap`` over the masks. What does not depend on a mask carries no mask axis and is computed once,
+  skip connections included; what does is computed for all masks in one batched call.
+- **replay**: one pass after another. Each torch call whose arguments do not depend on a mask is remembered in the first
+  pass and looked up in the others. Serves recurrent layers, BatchNorm in training mode behind a dropout, in-place updates
+  and control flow that ``vmap`` cannot trace.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from lbdrop.dropout import LearnableDropout
+from lbdrop.errors import DropoutError
+from lbdrop.masks import use
+
+__all__ = ["Drawer", "run"]
+
+Output = TypeVar("Output")
+
+
+class Drawer(Protocol):
+    """Draws all masks of one use of a layer at once."""
+
+    def begin(self) -> None:
+        """Forget what was drawn: the passes start again."""
+        ...
+
+    def draw(self, layer: LearnableDropout, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        """The masks, (n, \\*shape). ``x`` is the layer's input, or (n, \\*input) where it depends on earlier masks."""
+        ...
+
+    def seen(self, use: int, x: Tensor) -> None:
+        """Another mask's input to the same use of a layer, where passes run one by one."""
+        ...
+
+
+# Which engine a model needs, by how many of its modules are in training mode: BatchNorm changes with it.
+_needs_replay: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+
+def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer) -> tuple[Output, set[LearnableDropout]]:
+    """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks.
+
+    Returns its tensors with a leading axis over the masks, and the layers that took part.
+    """
+    mode = sum(module.training for module in model.modules())
+    if mode in _needs_replay.get(model, ()):
+        return _replay(model, function, masks, drawer)
+    fresh = model not in _needs_replay
+    # A first try may stop half way; what it did to running statistics must not stay.
+    buffers = [buffer.clone() for buffer in model.buffers()] if fresh else []
+    try:
+        result = _lanes(model, function, masks, drawer)
+        _needs_replay.setdefault(model, set())
+        return result
+    except DropoutError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), buffers, strict=False):
+                buffer.copy_(before)
+        result = _replay(model, function, masks, drawer)  # a mistake of the user's is raised again here, undisguised
+        _needs_replay.setdefault(model, set()).add(mode)
+        return result
+
+
+# ------------------------------------------------------------------------------------------------------------- lanes
+
+
+class _Lane(torch.autograd.Function):
+    """Stands for "this lane's mask"; its vmap rule is the one place where all lanes are in view."""
+
+    @staticmethod
+    def forward(lane: Tensor, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        raise AssertionError("a lane exists only under vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, lane: Tensor, x: Tensor, draw: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+        return draw(x if in_dims[1] is None else x.movedim(in_dims[1], 0)), 0
+
+
+class _Lanes:
+    def __init__(self, drawer: Drawer):
+        self.drawer = drawer
+        self.reached: set[LearnableDropout] = set()
+        self.lane: Tensor
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+        self.reached.add(layer)
+        shape = layer.mask_shape(x)
+        return _Lane.apply(self.lane, x.detach(), lambda every: self.drawer.draw(layer, shape, every))
+
+
+def _lanes(
+    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
+) -> tuple[Output, set[LearnableDropout]]:
+    drawer.begin()
+    source = _Lanes(drawer)
+
+    def one(lane: Tensor) -> Output:
+        source.lane = lane
+        return function()
+
+    with use(model, source), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return torch.func.vmap(one, randomness="same")(torch.arange(masks)), source.reached
+
+
+# ------------------------------------------------------------------------------------------------------------ replay
+
+
+class _Replayed:
+    def __init__(self, drawer: Drawer, tape: "_Tape"):
+        self.drawer = drawer
+        self.tape = tape
+        self.reached: set[LearnableDropout] = set()
+        self.stacks: list[Tensor] = []
+        self.index = 0
+        self.uses = 0
+
+    def begin(self, index: int) -> None:
+        self.index, self.uses = index, 0
+        self.tape.begin()
+
+    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+        with self.tape.paused():
+            self.reached.add(layer)
+            use, self.uses = self.uses, self.uses + 1
+            if use == len(self.stacks):
+                self.stacks.append(self.drawer.draw(layer, layer.mask_shape(x), x.detach()))
+            else:
+                self.drawer.seen(use, x.detach())
+            mask = self.stacks[use][self.index]
+            if mask.shape != layer.mask_shape(x):
+                raise DropoutError(
+                    "masks: the model took another path under another mask; want the same dropouts on the same shapes"
+                    f" in every pass, got {tuple(mask.shape)} then {layer.mask_shape(x)}"
+                )
+        self.tape.taint(mask)
+        return mask
+
+
+class _Paused:
+    def __init__(self, tape: "_Tape"):
+        self.tape = tape
+
+    def __enter__(self) -> None:
+        self.before, self.tape.active = self.tape.active, False
+
+    def __exit__(self, *_: object) -> None:
+        self.tape.active = self.before
+
+
+class _Tape(TorchFunctionMode):
+    """Remembers, in order, every torch call that no mask can influence, and answers it from memory in later passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = True
+        self.recording = True
+        self.calls: list[tuple[Any, list[Any], Any]] = []
+        self.position = 0
+        self.tainted = WeakTensorKeyDictionary()
+        self.clean: set[int] = set()
+
+    def begin(self) -> None:
+        self.recording = self.recording and not self.calls
+        self.position = 0
+        self.tainted = WeakTensorKeyDictionary()
+
+    def paused(self) -> _Paused:
+        return _Paused(self)
+
+    def taint(self, *tensors: Any) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self.tainted[tensor] = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        given = tree_flatten((args, kwargs))[0]
+        if any(value in self.tainted for value in given if isinstance(value, Tensor)):
+            return self._depends_on_mask(func, args, kwargs, given)
+        if not self.recording and self.position < len(self.calls):
+            known, known_given, output = self.calls[self.position]
+            if known is func and len(known_given) == len(given) and all(map(_same, known_given, given)):
+                self.position += 1
+                return output
+            self.calls = self.calls[: self.position]  # another path than before: nothing after it can be trusted
+        output = func(*args, **kwargs)
+        if self.recording:
+            self.calls.append((func, given, output))
+            self.clean.update(id(t) for t in tree_flatten(output)[0] if isinstance(t, Tensor))
+        return output
+
+    def _depends_on_mask(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+        shared = [(t, t._version) for t in given if isinstance(t, Tensor) and id(t) in self.clean]
+        output = func(*args, **kwargs)
+        if any(tensor._version != version for tensor, version in shared):
+            # A mask was written into a remembered tensor: later passes have to compute it anew.
+            self.recording, self.calls = False, []
+            self.taint(*(tensor for tensor, _ in shared))
+        self.taint(*tree_flatten(output)[0])
+        return output
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Tensor) or isinstance(b, Tensor) or type(a) is not type(b):
+        return False
+    try:
+        return bool(a == b)
+    except ValueError:  # an array: cheaper to compute again than to compare
+        return False
+
+
+def _replay(
+    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
+) -> tuple[Output, set[LearnableDropout]]:
+    drawer.begin()
+    tape = _Tape()
+    source = _Replayed(drawer, tape)
+    outputs = []
+    with use(model, source):
+        for index in range(masks):
+            source.begin(index)
+            with tape:
+                outputs.append(function())
+    return tree_map(lambda *each: torch.stack(each), *outputs), source.reached
