@@ -89,8 +89,9 @@ class LearnableDropout(nn.Module):
         self.scale: Scale = scale
         self.generator = generator
         self.source: "MaskSource | None" = None
-        # How many units were last seen: what one shared rate stands for in the KL.
+        # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
+        self.dims: int | None = None
 
     @property
     def units(self) -> int | None:
@@ -129,7 +130,7 @@ class LearnableDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        self.width = x.shape[self.unit_dim]
+        self.width, self.dims = x.shape[self.unit_dim], x.dim()
         if self.source is not None:
             mask = self.source.mask(self, x)
         elif self.training:

@@ -170,9 +170,7 @@ def _double_control_variate(sites: Sequence[Site]) -> list[Tensor]:
     # Broadcast to a common (n, batch) shape first: layers may order their axes differently.
     parts = [s.per_example(leave_one_out_linear(s.draw.z, s.keep, slope(s))).flatten(1) for s in sites]
     explained = torch.stack(parts).sum(0)
-    return [
-        double_control_variate(s.draw.z, s.keep, s.losses, slope(s), explained.view(s.losses.shape)) for s in sites
-    ]
+    return [double_control_variate(s.draw.z, s.keep, s.losses, slope(s), explained.view(s.losses.shape)) for s in sites]
 
 
 def get(name: str) -> Estimator:

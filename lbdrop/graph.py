@@ -4,6 +4,7 @@ The KL needs the weights a dropped unit feeds, :func:`lbdrop.bake` the weights a
 :func:`lbdrop.prune` both sides. Where a model cannot be traced as a whole, the largest part that can be is.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,8 @@ class Neighbours:
     """The linear layer whose output reaches the dropout and nothing else, unit by unit."""
     between: list[str] = field(default_factory=list)
     """The modules from the producer to the dropout, such as BatchNorm."""
+    reused: bool = False
+    """One of them is called more than once, so that its weights serve other units too."""
 
 
 class _Tracer(fx.Tracer):
@@ -59,7 +62,8 @@ class _Tracer(fx.Tracer):
 def neighbours(model: nn.Module) -> dict[str, Neighbours]:
     """For every learned dropout of ``model`` the linear layers around it."""
     found = {name: Neighbours() for name in learned_layers(model)}
-    remaining = set(found)
+    found |= _feed_forward(model, set(found))
+    remaining = {name for name, around in found.items() if not around.consumers}
     for prefix, part in model.named_modules():
         inside = {name for name in remaining if name.startswith(f"{prefix}." if prefix else "")}
         if not inside or isinstance(part, LearnableDropout):
@@ -73,8 +77,21 @@ def neighbours(model: nn.Module) -> dict[str, Neighbours]:
             if node.op == "call_module" and name in inside:
                 # A dropout used twice has no single neighbourhood.
                 found[name] = Neighbours() if name not in remaining else _around(part, node, prefix)
+                calls = Counter(f"{prefix}.{n.target}" if prefix else str(n.target) for n in graph.nodes)
+                around = [*found[name].consumers, *found[name].between, found[name].producer]
+                found[name].reused = any(calls[other] > 1 for other in around if other)
                 remaining.discard(name)
     return found
+
+
+def _feed_forward(model: nn.Module, names: set[str]) -> dict[str, Neighbours]:
+    """Inside torch's transformer layers, which branch and so cannot be traced: linear1, activation, dropout, linear2."""
+    layers = [
+        f"{name}." if name else ""
+        for name, module in model.named_modules()
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+    ]
+    return {f"{at}dropout": Neighbours([f"{at}linear2"], f"{at}linear1") for at in layers if f"{at}dropout" in names}
 
 
 def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:

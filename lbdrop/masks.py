@@ -18,7 +18,7 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from lbdrop.errors import DropoutError
 __all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use"]
 
 
+@runtime_checkable
 class MaskSource(Protocol):
     """Gives a layer the keep mask for its input; ``None`` asks for the deterministic pass."""
 

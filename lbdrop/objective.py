@@ -9,7 +9,7 @@ known. :class:`Objective` runs the model and checks what comes back; *how* rates
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -53,7 +53,12 @@ class _Use:
 class _Step:
     """The masks of one step, and the gradient of their logits once the losses are known."""
 
-    def __init__(self, layers: Mapping[str, LearnableDropout], estimator: estimators.Estimator, generator: torch.Generator | None):
+    def __init__(
+        self,
+        layers: Mapping[str, LearnableDropout],
+        estimator: estimators.Estimator,
+        generator: torch.Generator | None,
+    ):
         self.estimator = estimator
         self.generator = generator
         self.logits = list({id(layer.logit): layer.logit for layer in layers.values()}.values())
@@ -137,7 +142,7 @@ class _Logits(torch.autograd.Function):
         return tuple(logit.view_as(logit) for logit in logits)
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.step.logit_gradients()
 
 
@@ -150,8 +155,8 @@ class _Masks(torch.autograd.Function):
         return z.view_as(z)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[None, None, Tensor]:
-        ctx.use.slope = slope
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor]:
+        (ctx.use.slope,) = grad_outputs
         return None, None, torch.zeros_like(ctx.use.layer.logit)
 
 
@@ -164,9 +169,9 @@ class _Losses(torch.autograd.Function):
         return losses.view_as(losses)
 
     @staticmethod
-    def backward(ctx: Any, weights: Tensor) -> tuple[None, Tensor]:
-        ctx.step.weights = weights
-        return None, weights
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        (ctx.step.weights,) = grad_outputs
+        return None, grad_outputs[0]
 
 
 class Evaluation:
@@ -182,6 +187,7 @@ class Evaluation:
         return self._objective.evaluate(self._losses, estimator)
 
 
+@runtime_checkable
 class Rule(Protocol):
     """How rates are learned: the scalar to minimise, from the losses of one batch. The one place to add a way."""
 
@@ -283,7 +289,9 @@ class Objective:
         self.layers = learned_layers(self.core)
         if rule is None:
             if examples is None:
-                raise DropoutError("examples: want the size of the training set, as in Objective(model, examples=50_000)")
+                raise DropoutError(
+                    "examples: want the size of the training set, as in Objective(model, examples=50_000)"
+                )
             rule = Bound(self.core, examples)
         self.rule = rule
         self.estimator = estimators.get(estimator)
@@ -312,8 +320,8 @@ class Objective:
         self._check_losses(result)
         if torch.is_grad_enabled() and result.requires_grad:
             step.losses = result.detach()
-            step.coupled = self._is_coupled(step, result)
             self._check_batch(step, result)
+            step.coupled = self._is_coupled(step, result)
             result = _Losses.apply(step, result)
         step.release()
         self._looked_at = True
@@ -346,9 +354,11 @@ class Objective:
             )
 
     def _check_batch(self, step: _Step, result: Tensor) -> None:
+        if self.coupled:
+            return
         for use in step.uses:
             batch = use.draw.z.shape[1:][use.layer.batch_dim]
-            if not step.coupled and batch != result.shape[1]:
+            if batch != result.shape[1]:
                 name = next(name for name, layer in self.layers.items() if layer is use.layer)
                 raise DropoutError(
                     f"loss: want one loss for each of the {batch} examples that reach dropout {name!r}, got"

@@ -11,7 +11,7 @@ Two engines, the second where the first cannot go:
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +29,7 @@ __all__ = ["Drawer", "run"]
 Output = TypeVar("Output")
 
 
+@runtime_checkable
 class Drawer(Protocol):
     """Draws all masks of one use of a layer at once."""
 
@@ -49,7 +50,9 @@ class Drawer(Protocol):
 _needs_replay: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
-def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer) -> tuple[Output, set[LearnableDropout]]:
+def run(
+    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
+) -> tuple[Output, set[LearnableDropout]]:
     """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks.
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
@@ -92,7 +95,8 @@ class _Lane(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, lane: Tensor, x: Tensor, draw: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        _, x, draw = args
         return draw(x if in_dims[1] is None else x.movedim(in_dims[1], 0)), 0
 
 

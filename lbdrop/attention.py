@@ -1,0 +1,113 @@
+"""``nn.MultiheadAttention`` whose attention weights are dropped by a learned rate."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lbdrop.dropout import LearnableDropout
+
+__all__ = ["LearnableAttention"]
+
+
+class LearnableAttention(nn.MultiheadAttention):
+    """The same parameters and call as ``nn.MultiheadAttention``, computed step by step so that dropout can be a layer.
+
+    Weights of attention (batch, heads, targets, sources) are dropped one by one; ``per="unit"`` gives a rate per head.
+    """
+
+    attention_dropout: LearnableDropout | None
+
+    @classmethod
+    def of(cls, original: nn.MultiheadAttention, dropout: LearnableDropout | None) -> "LearnableAttention":
+        """Take over the parameters of ``original``, under their own names."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.__dict__.update(original.__dict__)
+        module._modules = dict(original._modules)
+        module.attention_dropout = dropout
+        module.dropout = 0.0
+        # What nn.TransformerEncoderLayer asks before it takes its fused path, which knows no dropout.
+        module._packed, module._qkv_same_embed_dim = module._qkv_same_embed_dim, False
+        return module
+
+    def plain(self) -> nn.MultiheadAttention:
+        """Back to ``nn.MultiheadAttention``, dropout off; an unscaled mask's mean goes into the output projection."""
+        module = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
+        nn.Module.__init__(module)
+        module.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_packed"})
+        module._modules = {k: v for k, v in self._modules.items() if k != "attention_dropout"}
+        module._qkv_same_embed_dim = self._packed
+        if self.attention_dropout is not None:
+            gain = self.attention_dropout.gain()
+            per_feature = gain.repeat_interleave(self.head_dim) if gain.dim() else gain
+            module.out_proj.weight = nn.Parameter(module.out_proj.weight.detach() * per_feature)
+        return module
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        unbatched = query.dim() == 2
+        if unbatched:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        q, k, v = self._project(query, key, value)
+        bias = self._bias(attn_mask, key_padding_mask, q, k, is_causal)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
+        weights = torch.softmax(scores if bias is None else scores + bias, -1)
+        if self.attention_dropout is not None:
+            weights = self.attention_dropout(weights)
+        output = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        shown = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+        if unbatched:
+            return output.squeeze(0), None if shown is None else shown.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), shown
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self._packed:
+            weights: Any = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (F.linear(t, w, b) for t, w, b in zip((query, key, value), weights, biases, strict=True))
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
+            v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1)], 1)
+        if self.add_zero_attn:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        q, k, v = (t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+        return q, k, v
+
+    def _bias(
+        self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, is_causal: bool
+    ) -> Tensor | None:
+        if attn_mask is None and is_causal:
+            attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        parts = []
+        if attn_mask is not None:
+            additive = _additive(attn_mask, q.dtype)
+            parts.append(additive.unflatten(0, (-1, self.num_heads)) if additive.dim() == 3 else additive)
+        if padding is not None:
+            parts.append(_additive(padding, q.dtype)[:, None, None, :])
+        # Positions appended by bias_k and add_zero_attn are always visible.
+        parts = [F.pad(part, (0, k.shape[-2] - part.shape[-1])) for part in parts]
+        return sum(parts[1:], parts[0]) if parts else None
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """True means "not to be seen", as in ``nn.MultiheadAttention``."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))

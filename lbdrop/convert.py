@@ -1,0 +1,317 @@
+"""Turn every dropout of an existing model into a learned one, or insert new ones behind named modules."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from lbdrop import huggingface
+from lbdrop.attention import LearnableAttention
+from lbdrop.dropout import LearnableDropout, Scale
+from lbdrop.errors import DropoutError
+from lbdrop.recurrent import LearnableRecurrent
+from lbdrop.watch import REPAIR, complain, functional_sites
+
+__all__ = ["Inserted", "Per", "convert", "replace_modules"]
+
+Per = Literal["unit", "layer", "model"]
+Model = TypeVar("Model", bound=nn.Module)
+
+PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+class Inserted(nn.Sequential):
+    """A module with a dropout put behind it; :func:`lbdrop.bake` takes it apart again."""
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A place where a dropout is, its present rate, and how to make the learned one."""
+
+    name: str
+    rate: float
+    swap: Callable[["_Maker"], nn.Module]
+    reads: nn.Module | None = None
+    """The module whose input shows how many units there are; ``None`` where they are known."""
+
+
+def convert(
+    model: Model,
+    *,
+    rate: float | None = None,
+    per: Per = "layer",
+    scale: Scale = "inverted",
+    after: Sequence[str] = (),
+    example: Any = None,
+    share: Sequence[Sequence[str]] = (),
+    unreached: str = "error",
+    verbose: bool = True,
+) -> Model:
+    """Replace every dropout of ``model``, in place, and return it; an error leaves the model as it was.
+
+    Args:
+        model: any module. Reaches ``nn.Dropout``, ``Dropout1d/2d/3d``, ``AlphaDropout``, and the dropout inside
+            ``nn.MultiheadAttention``, the transformer layers, ``nn.LSTM/GRU/RNN`` and the attention of Hugging Face models.
+        rate: the drop rate to start from; by default each dropout's own.
+        per: one rate per ``"unit"`` (channel, attention head), per ``"layer"``, or one for the ``"model"``.
+        scale: what a mask does (see :class:`LearnableDropout`). ``"inverted"`` keeps the outputs of the trained model.
+        after: names of modules to put a new dropout behind, beside those that are there.
+        example: a batch to run once, which shows how many units reach each dropout; needed for ``per="unit"``.
+        share: groups of names of dropouts that share one rate.
+        unreached: ``"error"`` or ``"warn"``, about dropout in functions and layers that cannot be reached.
+        verbose: say what was changed.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+        >>> _ = convert(net, per="unit", example=torch.zeros(1, 4))
+        lbdrop: 1 dropout learned: 2 (8 units, rate 0.20)
+    """
+    if per not in ("unit", "layer", "model"):
+        raise DropoutError(f"per: want 'unit', 'layer' or 'model', got {per!r}")
+    if rate is not None and not 0 < rate < 1:
+        raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
+    if any(True for m in model.modules() if isinstance(m, LearnableDropout)):
+        raise DropoutError(f"{type(model).__name__} has learned dropouts already; convert a model once")
+    attention = huggingface.attention_modules(model)
+    elsewhere = {f"{site.name}.{site.attribute}" for site in attention}
+    sites, idle = _sites(model, rate, elsewhere)
+    sites += _insertions(model, after)
+    unreachable = _unreachable(model) + [s for s in functional_sites(model) if not huggingface.reaches(s, attention)]
+    if unreachable:
+        complain(f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached)
+    if not sites and not attention:
+        hint = f"; those at {idle} have rate 0, say rate=0.5 to start them" if idle else ""
+        first = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)), "fc1")
+        raise DropoutError(f"no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a place{hint}")
+    units = _count_units(model, sites, example) if per == "unit" else {}
+    maker = _Maker(per, scale, rate, units)
+    new = {site.name: site.swap(maker.at(site)) for site in sites}
+    model = replace_modules(model, new)
+    huggingface.route_attention(model, attention, maker.at)
+    _share(model, share)
+    if verbose:
+        _say(model, idle)
+    return model
+
+
+class _Maker:
+    """Makes learned dropouts of one granularity."""
+
+    def __init__(self, per: Per, scale: Scale, rate: float | None, units: dict[str, int]):
+        self.per, self.scale, self.rate, self.units = per, scale, rate, units
+        self.shared: nn.Parameter | None = None
+        self.site: Any = None
+
+    def at(self, site: Any) -> "_Maker":
+        self.site = site
+        return self
+
+    def __call__(self, units: int | None = None, **settings: Any) -> LearnableDropout:
+        rate = self.rate if self.rate is not None else self.site.rate
+        count = (units or self.units.get(self.site.name)) if self.per == "unit" else None
+        settings = {"scale": self.scale} | settings
+        layer = LearnableDropout(count, rate, logit=self.shared, **settings)
+        if self.per == "model":
+            self.shared = layer.logit
+        return layer
+
+
+# ------------------------------------------------------------------------------------------------- finding the sites
+
+
+def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[list[_Site], list[str]]:
+    """The dropouts to replace, and the names of those that are switched off by a rate of 0."""
+    sites: list[_Site] = []
+    idle: list[str] = []
+    sequence_first = _sequence_first(model)
+    for name, module in model.named_modules():
+        site: _Site | None = None
+        if name in elsewhere:
+            continue
+        if isinstance(module, PLAIN):
+            site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
+        elif isinstance(module, nn.MultiheadAttention):
+            site = _attention_site(name, module)
+        elif isinstance(module, nn.RNNBase) and module.num_layers > 1:
+            site = _recurrent_site(name, module)
+        if site is None:
+            continue
+        if not site.rate and rate is None:
+            idle.append(name)
+            if not (isinstance(module, nn.MultiheadAttention) and _in_encoder_layer(model, name)):
+                continue
+            # No dropout of its own, but left as it is the layer around it would take the fused path past all others.
+            site = _Site(name, 0.0, lambda make, m=module: LearnableAttention.of(m, None))
+        elif site.rate >= 1 and rate is None:
+            raise DropoutError(
+                f"{name}: a dropout of rate {site.rate} keeps nothing; say rate=0.5 to start from another"
+            )
+        sites.append(site)
+    return sites, idle
+
+
+def _plain_site(name: str, module: nn.Module, batch_dim: int) -> _Site:
+    settings: dict[str, Any] = {"channels": isinstance(module, CHANNELS), "batch_dim": batch_dim}
+    if isinstance(module, ALPHA):
+        settings["scale"] = "alpha"
+
+    def swap(make: _Maker) -> nn.Module:
+        dims = make.units.get(f"{name}/dims", 0)
+        # nn.Dropout on a convolutional map: draws per element, but a unit is a channel.
+        unit_dim = 1 if dims == 4 and not settings["channels"] else None
+        return make(unit_dim=unit_dim, **settings)
+
+    return _Site(name, float(getattr(module, "p", 0.0)), swap, reads=module)
+
+
+def _attention_site(name: str, module: nn.MultiheadAttention) -> _Site:
+    def swap(make: _Maker) -> nn.Module:
+        return LearnableAttention.of(module, make(module.num_heads, unit_dim=1))
+
+    return _Site(name, float(module.dropout), swap)
+
+
+def _recurrent_site(name: str, module: nn.RNNBase) -> _Site:
+    width = (module.proj_size or module.hidden_size) * (2 if module.bidirectional else 1)
+
+    def swap(make: _Maker) -> nn.Module:
+        batch_dim = 0 if module.batch_first else 1
+        return LearnableRecurrent.of(module, [make(width, batch_dim=batch_dim) for _ in range(module.num_layers - 1)])
+
+    return _Site(name, float(module.dropout), swap)
+
+
+def _insertions(model: nn.Module, after: Sequence[str]) -> list[_Site]:
+    names = dict(model.named_modules())
+    unknown = [name for name in after if name not in names or not name]
+    if unknown:
+        raise DropoutError(f"after: want names of modules, got {unknown}; there are {[n for n in names if n][:20]}")
+
+    def swap(make: _Maker, module: nn.Module) -> nn.Module:
+        width = getattr(module, "out_features", None) or getattr(module, "out_channels", None)
+        if make.per == "unit" and not width:
+            raise DropoutError(f"after: want a layer with out_features or out_channels for per='unit', got {module}")
+        channels = hasattr(module, "out_channels")
+        return Inserted(module, make(width, channels=channels))
+
+    return [_Site(name, 0.5, lambda make, m=names[name]: swap(make, m)) for name in after]
+
+
+def _sequence_first(model: nn.Module) -> set[str]:
+    """Dropouts that see (sequence, batch, units) because the transformer layer around them does."""
+    found = set()
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+            and not module.self_attn.batch_first
+        ):
+            found |= {f"{name}.{child}" if name else child for child, _ in module.named_children()}
+    return found
+
+
+def _in_encoder_layer(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.TransformerEncoderLayer)
+
+
+def _unreachable(model: nn.Module) -> list[str]:
+    """Modules that look like dropout and are none that we know, such as DropPath or DropBlock."""
+    return [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if "drop" in type(module).__name__.lower()
+        and not isinstance(module, PLAIN)
+        and not list(module.children())
+        and float(getattr(module, "p", getattr(module, "drop_prob", 1.0)) or 0.0) > 0
+    ]
+
+
+# -------------------------------------------------------------------------------------------------- counting, swapping
+
+
+def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str, int]:
+    readers = {site.reads: site for site in sites if site.reads is not None}
+    if not readers:
+        return {}
+    if example is None:
+        raise DropoutError(
+            "per='unit' needs to see how many units reach each dropout; pass example=x, one batch of inputs"
+        )
+    seen: dict[str, int] = {}
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x, site = inputs[0], readers[module]
+        on_map = isinstance(module, CHANNELS) or x.dim() == 4
+        count = x.shape[1 if on_map else -1]
+        if seen.setdefault(site.name, count) != count:
+            raise DropoutError(
+                f"{site.name}: used with {seen[site.name]} and with {count} units; give each use a dropout of its own, or"
+                " choose per='layer'"
+            )
+        seen[f"{site.name}/dims"] = x.dim()
+
+    hooks = [module.register_forward_pre_hook(look) for module in readers]
+    training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            model.eval()  # so that running statistics stay
+            model(**example) if isinstance(example, dict) else model(example)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    missing = [site.name for site in readers.values() if site.name not in seen]
+    if missing:
+        raise DropoutError(
+            f"dropout that the example does not reach: {missing}; nothing is known of its units. Choose per='layer'"
+        )
+    return seen
+
+
+def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
+    """Put modules in the place of others, by name; a module that stands in several places is replaced in all."""
+    replacements: dict[int, nn.Module] = {}
+    for name, module in new.items():
+        original = model.get_submodule(name)
+        module.train(original.training)
+        with suppress(StopIteration):
+            module.to(next(model.parameters()).device)
+        replacements[id(original)] = module
+    for parent in list(model.modules()):
+        for child_name, child in parent._modules.items():
+            if id(child) in replacements:
+                parent._modules[child_name] = replacements[id(child)]
+    return replacements.get(id(model), model)
+
+
+def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    for group in groups:
+        layers = [model.get_submodule(name) for name in group]
+        strange = [n for n, layer in zip(group, layers, strict=True) if not isinstance(layer, LearnableDropout)]
+        if strange:
+            raise DropoutError(f"share: want names of converted dropouts, got {strange}")
+        first = layers[0]
+        for name, layer in zip(group, layers, strict=True):
+            assert isinstance(layer, LearnableDropout)
+            assert isinstance(first, LearnableDropout)
+            if layer.logit.shape != first.logit.shape:
+                raise DropoutError(
+                    f"share: want equal numbers of units, got {layer.units} at {name!r} and {first.units} at {group[0]!r}"
+                )
+            layer.logit = first.logit
+
+
+def _say(model: nn.Module, idle: list[str]) -> None:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, LearnableDropout)}
+    each = [f"{name} ({f'{m.units} units, ' if m.units else ''}rate {m.p:.2f})" for name, m in found.items()]
+    shown = ", ".join(each[:12]) + (f", … {len(each) - 12} more" if len(each) > 12 else "")
+    left = f"; left alone, rate 0: {', '.join(idle[:12])}" if idle else ""
+    plural = "s" if len(each) > 1 else ""
+    Console(highlight=False, soft_wrap=True).print(
+        f"lbdrop: {len(each)} dropout{plural} learned: {shown}{left}", markup=False
+    )

@@ -1,0 +1,417 @@
+r"""Handwritten digits, a small network, and one question: what do learned dropout rates do for its predictions?
+
+Every contestant minimises the same bound on the same few examples; only the rates differ:
+
+$$ \frac1M\sum_{i}\mathbb{E}_{z_i}[-\log p(y_i\mid x_i, z_i)]
+   + \frac{\lambda}{N}\sum_k\Big(\frac{\lVert W_k\rVert^2}{2s^2 p_k} - H(p_k)\Big) $$
+
+where the keep rates $p$ are all 1, or fixed, or learned with the weights. The strength $\lambda$ is chosen for each
+contestant from the same list, by the validation NLL of its first seed; a run computes test numbers after that choice.
+
+Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop.errors import DropoutError
+from lbdrop.metrics import accuracy, brier, ece, nll, reliability_curve
+from lbdrop.objective import Bound, Objective, parameter_groups
+from lbdrop.predict import Predictive, predict
+from lbdrop.records import provenance
+
+__all__ = [
+    "CONTESTANTS", "Contestant", "Digits", "Examples", "Network", "Settings", "compare", "findings", "load", "measure",
+    "predictive", "run", "train", "work",
+]  # fmt: skip
+
+SELECTION = {
+    "strength": "for each contestant from the same list, by the validation NLL of seed 0",
+    "other settings": "by hand while the demo was written; test numbers of this split were seen in that time (training"
+    " sets of 300 and 600, 60 to 150 epochs, several strengths), so its test digits are not untouched",
+}
+"""How the settings came about; part of every result, since it says how far the test numbers can be trusted."""
+
+Tick = Callable[[str, int], None]
+"""Told after each epoch: whose it was, and what it cost in epochs of plain training."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run depends on; what is written beside its numbers."""
+
+    seeds: int = 3
+    epochs: int = 120
+    hidden: int = 256
+    train: int = 300
+    validation: int = 400
+    batch: int = 50
+    lr: float = 1e-3
+    rate_lr: float = 3e-2
+    start_rate: float = 0.5
+    strengths: tuple[float, ...] = (0.01, 0.1, 1.0)
+    s: float = 1.0
+    estimator: str = "double-cv"
+    masks: int = 20
+    pictures: int = 12
+
+    @classmethod
+    def quick(cls) -> "Settings":
+        """A run of a few seconds that shows the way, not the result."""
+        return cls(seeds=2, epochs=4, hidden=32, strengths=(0.1, 1.0))
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Digits of 8 × 8 pixels from 0 to 1, their classes, and where they stand in scikit-learn's set."""
+
+    x: Float[Tensor, "n 64"]
+    y: Int[Tensor, "n"]
+    index: Int[Tensor, "n"]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """One split, the same for every seed and contestant."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def load(settings: Settings) -> Digits:
+    """scikit-learn's 1,797 digits, shuffled with seed 0; the test set is all that the other two leave."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DropoutError("the demo needs scikit-learn; install it with pip install 'lbdrop[demo]'") from error
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels).long()
+    sizes = [settings.train, settings.validation, len(y) - settings.train - settings.validation]
+    return Digits(*(Examples(x[rows], y[rows], rows) for rows in order.split(sizes)))
+
+
+# ------------------------------------------------------------------------------------------------------- contestants
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to choose the rates; ``rate`` is the fixed one, 0 for no dropout and ``None`` for learned rates."""
+
+    name: str
+    kind: Literal["none", "fixed", "per layer", "per unit"]
+    rate: float | None = None
+
+    @property
+    def learned(self) -> bool:
+        return self.rate is None
+
+    def dropout(self, units: int, settings: Settings) -> nn.Module:
+        """The dropout of a layer with so many units."""
+        if self.rate is not None:
+            return nn.Dropout(self.rate) if self.rate else nn.Identity()
+        return LearnableDropout(units if self.kind == "per unit" else None, settings.start_rate)
+
+
+CONTESTANTS = (
+    Contestant("no dropout", "none", 0.0),
+    Contestant("fixed 0.2", "fixed", 0.2),
+    Contestant("fixed 0.5", "fixed", 0.5),
+    Contestant("learned per layer", "per layer"),
+    Contestant("learned per unit", "per unit"),
+)
+
+
+class Network(nn.Module):
+    """64 – hidden – hidden – 10, with a dropout behind each hidden layer; one class for every contestant."""
+
+    def __init__(self, hidden: int, dropout: Callable[[int], nn.Module]):
+        super().__init__()
+        self.first = nn.Linear(64, hidden)
+        self.drop1 = dropout(hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.drop2 = dropout(hidden)
+        self.last = nn.Linear(hidden, 10)
+
+    def forward(self, x: Float[Tensor, "*batch 64"]) -> Float[Tensor, "*batch 10"]:
+        x = self.drop1(torch.relu(self.first(x)))
+        x = self.drop2(torch.relu(self.second(x)))
+        return self.last(x)
+
+    def weight_kl(self, keep: float, s: float) -> Float[Tensor, ""]:
+        """The part of the KL that depends on weights where every unit has the same fixed keep rate."""
+        return (self.second.weight.square().sum() + self.last.weight.square().sum()) / (2 * s**2 * keep)
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """All randomness inside follows from ``seed``; the caller's random state is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: in layers this small a second one gains little, and on a busy machine it costs a lot."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(
+    contestant: Contestant, strength: float, seed: int, data: Examples, settings: Settings, tick: Tick | None = None
+) -> Network:
+    """One network of one contestant, trained for all epochs; no early stopping for anyone."""
+    with seeded(seed):
+        network = Network(settings.hidden, lambda units: contestant.dropout(units, settings)).train()
+        loss_of, optimizer = _method(network, contestant, strength, settings)
+        for _ in range(settings.epochs):
+            for rows in torch.randperm(len(data.y)).split(settings.batch):
+                optimizer.zero_grad()
+                loss_of(data.x[rows], data.y[rows]).backward()
+                optimizer.step()
+            if tick:
+                tick(f"{contestant.name}, seed {seed}", work(contestant))
+    return network
+
+
+def _method(
+    network: Network, contestant: Contestant, strength: float, settings: Settings
+) -> tuple[Callable[[Tensor, Tensor], Tensor], torch.optim.Optimizer]:
+    """What to minimise, and with what."""
+    if contestant.rate is not None:
+        scale, keep = strength / settings.train, 1 - contestant.rate
+
+        def fixed(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(network(x), y) + scale * network.weight_kl(keep, settings.s)
+
+        return fixed, torch.optim.Adam(network.parameters(), lr=settings.lr)
+
+    bound = Bound(network, settings.train, s=settings.s, weight=strength)
+    objective = Objective(network, bound, estimator=settings.estimator)
+
+    def learned(x: Tensor, y: Tensor) -> Tensor:
+        return objective(lambda model: F.cross_entropy(model(x), y, reduction="none"))
+
+    return learned, torch.optim.Adam(parameter_groups(network, lr=settings.lr, rate_lr=settings.rate_lr))
+
+
+def work(contestant: Contestant) -> int:
+    """What an epoch costs in epochs of plain training, roughly: learned rates need two masks and their gradients."""
+    return 3 if contestant.learned else 1
+
+
+# -------------------------------------------------------------------------------------------------------- evaluation
+
+
+def predictive(network: Network, contestant: Contestant, x: Tensor, settings: Settings, seed: int) -> Predictive:
+    """The mean over sampled masks, for fixed rates as for learned ones; one pass where there is no dropout."""
+    with seeded(seed), torch.no_grad():
+        if contestant.learned:
+            return predict(network, x, samples=settings.masks)
+        passes = settings.masks if contestant.rate else 1
+        return Predictive.of(torch.stack([network.train()(x) for _ in range(passes)]))
+
+
+def measure(probs: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> dict[str, float]:
+    """All four measures by name."""
+    return {m.__name__: round(float(m(probs, labels)), 6) for m in (accuracy, nll, brier, ece)}
+
+
+def rates(network: Network, contestant: Contestant) -> dict[str, list[float]]:
+    """The drop rates behind each hidden layer: one number, or one per unit."""
+    if contestant.rate is not None:
+        return {"drop1": [contestant.rate], "drop2": [contestant.rate]}
+    return {
+        name: layer.rate.flatten().double().numpy().round(4).tolist() for name, layer in learned_layers(network).items()
+    }
+
+
+def summary(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard error over seeds; one seed has no error to tell."""
+    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "se": error}
+
+
+def uncertain(probs: Predictive, examples: Examples, count: int) -> list[dict[str, Any]]:
+    """The examples with the largest predictive entropy, most uncertain first."""
+    assert probs.entropy is not None
+    return [
+        {
+            "index": int(examples.index[i]),
+            "pixels": (examples.x[i] * 16).round().int().tolist(),
+            "predicted": int(probs.mean[i].argmax()),
+            "truth": int(examples.y[i]),
+            "entropy": round(float(probs.entropy[i]), 4),
+            "probability": round(float(probs.mean[i].max()), 4),
+        }
+        for i in probs.entropy.argsort(descending=True)[:count].tolist()
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- the run
+
+
+def run(settings: Settings, tick: Tick | None = None) -> dict[str, Any]:
+    """Train and measure every contestant; what comes back is what is written as JSON."""
+    with one_thread():
+        return _run(settings, tick)
+
+
+def _run(settings: Settings, tick: Tick | None) -> dict[str, Any]:
+    began = time.perf_counter()
+    data = load(settings)
+    entries, networks = [], {}
+    for contestant in CONTESTANTS:
+        entry, network = _enter(contestant, data, settings, tick)
+        entries.append(entry)
+        networks[contestant.name] = contestant, network
+    shown = min((e for e in entries if e["kind"].startswith("per")), key=lambda e: e["validation"])["name"]
+    contestant, network = networks[shown]
+    digits = uncertain(predictive(network, contestant, data.test.x, settings, seed=0), data.test, settings.pictures)
+    result: dict[str, Any] = {
+        "settings": asdict(settings),
+        "seeds": list(range(settings.seeds)),
+        "data": {"name": "scikit-learn digits", "split_seed": 0} | {k: len(v.y) for k, v in vars(data).items()},
+        "selection": SELECTION,
+        "provenance": provenance(),
+        "contestants": entries,
+        "comparisons": [compare(entries, shown, e["name"]) for e in entries if e["name"] != shown],
+        "uncertain": {"contestant": shown, "seed": 0, "digits": digits},
+    }
+    result["findings"] = findings(result)
+    result["seconds"] = round(time.perf_counter() - began, 1)
+    return result
+
+
+def _enter(
+    contestant: Contestant, data: Digits, settings: Settings, tick: Tick | None
+) -> tuple[dict[str, Any], Network]:
+    """One contestant's part of the result, and its network of seed 0."""
+
+    def trained(strength: float, seed: int) -> Network:
+        return train(contestant, strength, seed, data.train, settings, tick)
+
+    def validated(network: Network, seed: int) -> float:
+        probs = predictive(network, contestant, data.validation.x, settings, seed).mean
+        return measure(probs, data.validation.y)["nll"]
+
+    tried = {strength: trained(strength, seed=0) for strength in settings.strengths}
+    search = {strength: validated(network, seed=0) for strength, network in tried.items()}
+    strength = min(search, key=lambda key: search[key])
+    # Seed 0 of the search is seed 0 of the result: nothing is trained twice.
+    networks = [tried[strength], *(trained(strength, seed) for seed in range(1, settings.seeds))]
+    probs = [predictive(net, contestant, data.test.x, settings, seed).mean for seed, net in enumerate(networks)]
+    per_seed = [
+        {
+            "seed": seed,
+            "validation": {"nll": validated(network, seed)},
+            "test": measure(probs[seed], data.test.y),
+            "rates": rates(network, contestant),
+        }
+        for seed, network in enumerate(networks)
+    ]
+    curve = reliability_curve(torch.cat(probs), data.test.y.repeat(settings.seeds))
+    entry = {
+        "name": contestant.name,
+        "kind": contestant.kind,
+        "strength": strength,
+        "search": [{"strength": key, "validation_nll": value} for key, value in search.items()],
+        "validation": float(np.mean([part["validation"]["nll"] for part in per_seed])),
+        "test": {name: summary([part["test"][name] for part in per_seed]) for name in per_seed[0]["test"]},
+        "rates": _rate_ranges(per_seed) if contestant.rate != 0 else {},
+        "reliability": {name: _plain(values) for name, values in vars(curve).items()},
+        "per_seed": per_seed,
+    }
+    return entry, networks[0]
+
+
+def _rate_ranges(per_seed: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Per layer, over seeds and units: the mean, and the range that nine in ten fall into."""
+    pooled = {name: np.concatenate([part["rates"][name] for part in per_seed]) for name in per_seed[0]["rates"]}
+    return {
+        name: {
+            "mean": float(values.mean()),
+            "low": float(np.quantile(values, 0.05)),
+            "high": float(np.quantile(values, 0.95)),
+        }
+        for name, values in pooled.items()
+    }
+
+
+def _plain(values: Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]
+
+
+# ---------------------------------------------------------------------------------------------------------- in words
+
+
+def compare(entries: Sequence[Mapping[str, Any]], name: str, rival: str, metric: str = "nll") -> dict[str, Any]:
+    """The difference of two contestants, paired by seed, with a 95 % t-interval over seeds."""
+    ours, theirs = (
+        np.array([part["test"][metric] for part in entry["per_seed"]])
+        for who in (name, rival)
+        for entry in entries
+        if entry["name"] == who
+    )
+    difference = summary((ours - theirs).tolist())
+    interval = None
+    if difference["se"] is not None and difference["mean"] is not None:
+        from scipy.stats import t  # comes with scikit-learn
+
+        reach = float(t.ppf(0.975, len(ours) - 1)) * difference["se"]
+        interval = [difference["mean"] - reach, difference["mean"] + reach]
+    return {"name": name, "rival": rival, "metric": metric, "difference": difference, "interval": interval}
+
+
+def findings(result: Mapping[str, Any]) -> list[str]:
+    """What the numbers say, in sentences that are made from them."""
+    entries = result["contestants"]
+    best, second, *_ = sorted(entries, key=lambda entry: entry["test"]["nll"]["mean"])
+    ranked = [f"{entry['name']} ({entry['test']['nll']['mean']:.3f})" for entry in (best, second)]
+    shown = result["uncertain"]["contestant"]
+    sentences = [f"Lowest test NLL: {ranked[0]}, then {ranked[1]}."]
+    sentences.append(f"Of the two learned contestants, {shown} has the lower validation NLL and is compared below.")
+    sentences += [_in_words(comparison) for comparison in result["comparisons"]]
+    for entry in entries:
+        if entry["kind"] == "per layer":
+            found = " and ".join(f"{layer['mean']:.2f}" for layer in entry["rates"].values())
+            sentences.append(f"One rate per layer went from {result['settings']['start_rate']:.2f} to {found}.")
+        elif entry["kind"] == "per unit":
+            found = " and ".join(f"{layer['low']:.2f}–{layer['high']:.2f}" for layer in entry["rates"].values())
+            sentences.append(f"Of the rates per unit nine in ten lie in {found}.")
+    return sentences
+
+
+def _in_words(comparison: Mapping[str, Any]) -> str:
+    mean, interval = comparison["difference"]["mean"], comparison["interval"]
+    pair = f"NLL of {comparison['name']} against {comparison['rival']}: {mean:+.3f}"
+    if interval is None:
+        sentence = f"{pair}; one seed cannot say whether that is more than chance."
+    else:
+        low, high = interval
+        verdict = "better" if high < 0 else "worse" if low > 0 else "no clear difference"
+        sentence = f"{pair} (95 % interval {low:+.3f} to {high:+.3f}): {verdict}."
+    return sentence.replace("-", "−")

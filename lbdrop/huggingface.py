@@ -1,0 +1,115 @@
+"""Learned dropout of attention weights in Hugging Face models, through the attention function they let one register."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lbdrop.dropout import LearnableDropout
+from lbdrop.errors import DropoutError
+
+__all__ = ["attention_modules", "reaches", "route_attention", "unroute_attention"]
+
+NAME = "lbdrop"
+
+
+class Attention(NamedTuple):
+    """An attention module and the attribute in which it keeps its dropout."""
+
+    name: str
+    attribute: str
+    rate: float
+    heads: int
+
+
+def attention_modules(model: nn.Module) -> list[Attention]:
+    """Attention modules that call the registered attention function and have a dropout, by name."""
+    if not hasattr(model, "set_attn_implementation"):
+        return []
+    found = []
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("transformers.") and _asks_for_attention(type(module)):
+            for attribute in ("attention_dropout", "attn_dropout", "dropout"):
+                value = getattr(module, attribute, None)
+                rate = value.p if isinstance(value, nn.Dropout) else value
+                if isinstance(rate, float) and 0 < rate < 1:
+                    found.append(Attention(name, attribute, rate, _heads(module)))
+                    break
+    return found
+
+
+def reaches(site: str, attention: list[Attention]) -> bool:
+    """Whether a functional site is one that the registered function replaces."""
+    return any(site.startswith(f"{a.name} (") for a in attention)
+
+
+def _asks_for_attention(cls: type) -> bool:
+    names = getattr(getattr(cls, "forward", None), "__code__", None)
+    return names is not None and "ALL_ATTENTION_FUNCTIONS" in names.co_names
+
+
+def _heads(module: nn.Module) -> int:
+    config: Any = module.config
+    return int(getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None)
+               or config.num_attention_heads)  # fmt: skip
+
+
+def route_attention(
+    model: Any, attention: list[Attention], make: Callable[[Any], Callable[..., LearnableDropout]]
+) -> None:
+    """Give each attention module a learned dropout and let the model call ours for attention."""
+    if not attention:
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    for site in attention:
+        # Under a name of its own: the module goes on reading its old rate, and we go on ignoring it.
+        module = model.get_submodule(site.name)
+        learned = make(site)(site.heads, unit_dim=1).to(next(module.parameters()).device)
+        module.learned_attention_dropout = learned.train(module.training)
+        module.attention_before_lbdrop = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+
+
+def unroute_attention(model: Any) -> None:
+    """Undo :func:`route_attention`; the deterministic pass needs nothing in its place."""
+    before = None
+    for name, module in model.named_modules():
+        learned = getattr(module, "learned_attention_dropout", None)
+        if isinstance(learned, LearnableDropout):
+            if learned.scale != "inverted":
+                raise DropoutError(
+                    f"{name}: want scale='inverted' to bake the attention of a Hugging Face model, got"
+                    f" {learned.scale!r}; its rate has no weight to go into"
+                )
+            before = module.attention_before_lbdrop
+            del module.learned_attention_dropout, module.attention_before_lbdrop
+    if before is not None:
+        model.set_attn_implementation(before)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention step by step, its weights dropped by the module's learned rate."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = scores + attention_mask[..., : key.shape[-2]]
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    if (learned := getattr(module, "learned_attention_dropout", None)) is not None:
+        weights = learned(weights)
+    return (weights @ value).transpose(1, 2).contiguous(), weights

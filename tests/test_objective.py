@@ -1,0 +1,356 @@
+"""From per-example losses to gradients for weights and rates."""
+
+import gc
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import Bound, DropoutError, LearnableDropout, Objective, estimators, parameter_groups
+from lbdrop.dropout import learned_layers
+from lbdrop.priors import bernoulli_kl, entropy, gaussian_kl, outgoing_norms
+
+
+def network(scale="inverted", units: int | None = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), LearnableDropout(units, 0.3, scale=scale), nn.Linear(8, 2))
+
+
+def batch(count: int = 16) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.randint(0, 2, (count,))
+
+
+def losses(x: Tensor, y: Tensor):
+    return lambda model: F.cross_entropy(model(x), y, reduction="none")
+
+
+def gradients(model: nn.Module, seed: int, scale: float = 1.0, parts: int = 1, data=None, **settings) -> list[Tensor]:
+    x, y = data or batch()
+    objective = Objective(model, examples=100, **settings)
+    torch.manual_seed(seed)
+    model.zero_grad()
+    for piece_x, piece_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        (objective(losses(piece_x, piece_y)) * scale / parts).backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_weights_and_rates_get_their_gradients_in_one_backward_pass() -> None:
+    model = network()
+    assert len(gradients(model, 0)) == 5
+
+
+def test_the_loss_is_the_mean_over_examples_and_masks_plus_kl_over_n() -> None:
+    model, (x, y) = network("none"), batch()
+    bound = Bound(model, examples=50, s=0.7)
+    objective = Objective(model, bound, estimator="rloo-3", generator=torch.Generator().manual_seed(1))
+    loss = objective(losses(x, y))
+    z = estimators.independent(model[2].keep.detach(), 3, (16, 8), torch.Generator().manual_seed(1)).z
+    by_hand = torch.stack([F.cross_entropy(model[3](model[:2](x) * mask), y) for mask in z]).mean()
+    keep, norms = model[2].keep, model[3].weight.pow(2).sum(0)
+    kl = (keep * norms / (2 * 0.7**2) + keep * keep.log() + (1 - keep) * (1 - keep).log()).sum()
+    torch.testing.assert_close(loss, by_hand + kl / 50)
+
+
+def test_the_gradient_is_the_estimators_formula() -> None:
+    """The whole path, layers, taps and reductions, against ARM written out by hand."""
+    model, (x, y) = network("none"), batch()
+    objective = Objective(
+        model, Bound(model, 1, weight=0.0), estimator="arm", generator=torch.Generator().manual_seed(1)
+    )
+    objective(losses(x, y)).backward()
+    u = torch.rand(16, 8, generator=torch.Generator().manual_seed(1))
+    keep = model[2].keep.detach()
+    f = [F.cross_entropy(model[3](model[:2](x) * z), y, reduction="none") for z in ((u > 1 - keep), (u < keep))]
+    by_hand = ((f[0] - f[1])[:, None] * (u - 0.5)).mean(0)
+    torch.testing.assert_close(model[2].logit.grad, by_hand)
+
+
+@pytest.mark.parametrize("estimator", ["arm", "double-cv"])
+def test_scaling_the_loss_scales_every_gradient(estimator: str) -> None:
+    model, data = network().double(), batch()
+    data = (data[0].double(), data[1])
+    once = gradients(model, 3, data=data, estimator=estimator)
+    scaled = gradients(model, 3, scale=1024.0, data=data, estimator=estimator)
+    for a, b in zip(once, scaled, strict=True):
+        torch.testing.assert_close(a * 1024, b)
+
+
+def test_accumulated_parts_estimate_the_same_gradient() -> None:
+    """Split in two or not, the mean over many draws agrees."""
+    model, data = network(), batch(8)
+    whole = torch.stack([gradients(model, s, data=data)[2] for s in range(400)])
+    split = torch.stack([gradients(model, s, parts=2, data=data)[2] for s in range(400)])
+    error = (whole.var(0) / 400 + split.var(0) / 400).sqrt()
+    assert bool(((whole.mean(0) - split.mean(0)).abs() < 4 * error).all())
+
+
+def test_autocast_and_compiled_models_agree_with_plain_ones() -> None:
+    model, data = network(), batch()
+    plain = gradients(model, 5, data=data)
+    compiled = gradients(torch.compile(model, backend="eager"), 5, data=data)
+    for a, b in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = gradients(model, 5, data=data)
+    for a, b in zip(plain, half, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2, rtol=5e-2)
+
+
+def test_a_compiled_model_still_runs_compiled_outside_the_objective() -> None:
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.compile(network().eval(), backend=backend)
+    x, y = batch()
+    Objective(model, examples=10)(losses(x, y))
+    assert not graphs
+    model(x)
+    assert graphs
+
+
+def test_a_unit_that_is_zero_for_every_example_has_no_gradient() -> None:
+    model, (x, y) = network("none"), batch()
+    with torch.no_grad():
+        model[0].weight[3], model[0].bias[3] = 0, 0  # tanh(0) = 0: unit 3 never says anything
+    for estimator in ("arm", "rloo-4", "double-cv"):
+        model.zero_grad()
+        Objective(model, Bound(model, 1, weight=0.0), estimator=estimator)(losses(x, y)).backward()
+        assert float(model[2].logit.grad[3]) == 0
+        assert int((model[2].logit.grad != 0).sum()) == 7
+
+
+def test_training_moves_the_rate_to_where_the_exact_minimum_is() -> None:
+    """One unit, output z·w with w fixed, target t: E(z w − t)² is least at keep 0 or 1; the KL of a strong prior wins."""
+    layer = LearnableDropout(1, 0.5, scale="none")
+    model = nn.Sequential(layer)
+    objective = Objective(model, Bound(model, examples=1, prior_keep=0.2, weight=50.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    x = torch.ones(64, 1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        objective(lambda m: (m(x)[:, 0] - 1.0).pow(2)).backward()
+        optimizer.step()
+    keep = torch.linspace(0.001, 0.999, 999)
+    exact = (1 - keep) + 50 * bernoulli_kl(torch.logit(keep), 0.2)
+    assert layer.keep.item() == pytest.approx(float(keep[exact.argmin()]), abs=0.02)
+
+
+def test_without_the_kl_a_useful_unit_is_kept() -> None:
+    layer = LearnableDropout(1, 0.5, scale="none")
+    model = nn.Sequential(layer)
+    objective = Objective(model, Bound(model, 1, weight=0.0), estimator="arm")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        objective(lambda m: (m(torch.ones(32, 1))[:, 0] - 1.0).pow(2)).backward()
+        optimizer.step()
+    assert layer.keep.item() > 0.95
+
+
+def test_no_gradient_is_kept_alive_by_a_step() -> None:
+    model, (x, y) = network(), batch()
+    objective = Objective(model, examples=10)
+
+    def live() -> int:
+        gc.collect()
+        return sum(isinstance(o, Tensor) for o in gc.get_objects())
+
+    for _ in range(3):
+        objective(losses(x, y)).backward()
+    before = live()
+    for _ in range(10):
+        objective(losses(x, y)).backward()
+        objective(losses(x, y))  # never differentiated
+    assert live() <= before + 2
+
+
+def test_validation_without_gradients_needs_nothing_else() -> None:
+    model, (x, y) = network(), batch()
+    with torch.no_grad():
+        assert not Objective(model, examples=10)(losses(x, y)).requires_grad
+
+
+def test_coupling_is_found_and_said() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    x, y = batch()
+    objective = Objective(model, examples=10)
+    with pytest.warns(UserWarning, match="BatchNorm in training mode"):
+        objective(losses(x, y))
+    model.eval()  # running statistics: examples are independent again, and nothing is said
+    objective(losses(x, y))
+    early = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), LearnableDropout(8), nn.Linear(8, 2))
+    Objective(early, examples=10)(losses(x, y))
+
+
+def test_sequence_first_data_is_exact_either_way() -> None:
+    """(time, batch, units): told the axis, examples are apart; not told, batch totals are used."""
+    x = torch.randn(5, 5, 4)
+
+    def loss(m: nn.Module) -> Tensor:
+        return m(x).pow(2).sum((0, 2))
+
+    told = nn.Sequential(nn.Linear(4, 4), LearnableDropout(4, batch_dim=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Objective(told, examples=10)(loss)
+    with pytest.warns(UserWarning, match="batch_dim"):
+        Objective(nn.Sequential(nn.Linear(4, 4), LearnableDropout(4)), examples=10)(loss)
+
+
+def test_parameter_groups_hold_every_parameter_once() -> None:
+    model = network()
+    groups = parameter_groups(model, rate_lr=0.1, lr=0.01, weight_decay=0.5)
+    assert [len(g["params"]) for g in groups] == [4, 1]
+    assert groups[1]["params"][0] is model[2].logit
+    assert (groups[1]["lr"], groups[1]["weight_decay"], groups[0]["weight_decay"]) == (0.1, 0.0, 0.5)
+    torch.optim.AdamW(groups)
+
+
+class Halve:
+    """A rule of one's own: half the loss, no KL."""
+
+    def loss(self, evaluation):
+        return evaluation.losses().mean() / 2
+
+
+def test_a_rule_is_the_only_thing_to_write_for_another_way_to_learn() -> None:
+    model, (x, y) = network(), batch()
+    with torch.no_grad():
+        ours = Objective(model, Halve(), generator=torch.Generator().manual_seed(1))(losses(x, y))
+        plain = Objective(model, Bound(model, 1, weight=0.0), generator=torch.Generator().manual_seed(1))(losses(x, y))
+    torch.testing.assert_close(ours * 2, plain)
+
+
+# ----------------------------------------------------------------------------------------------------------------- KL
+
+
+def test_kl_terms_equal_their_definitions() -> None:
+    logit = torch.linspace(-4, 4, 9, dtype=torch.double)
+    q = torch.distributions.Bernoulli(logits=logit)
+    torch.testing.assert_close(entropy(logit), q.entropy())
+    prior = torch.distributions.Bernoulli(probs=torch.tensor(0.3, dtype=torch.double))
+    torch.testing.assert_close(bernoulli_kl(logit, 0.3), torch.distributions.kl_divergence(q, prior))
+
+
+@pytest.mark.parametrize(("scale", "power"), [("none", 1), ("inverted", -1)])
+def test_gaussian_kl_weighs_outgoing_weights_as_the_mask_does(scale, power: int) -> None:
+    """E‖z W‖²/2s² over masks, with z of {0, 1} or {0, 1/keep}; and one rate counts once for every unit."""
+    norms = torch.tensor([1.0, 4.0, 9.0])
+    layer = LearnableDropout(3, 0.2, scale=scale)
+    expected = (norms * 0.8**power / 2 - torch.distributions.Bernoulli(0.8).entropy()).sum()
+    torch.testing.assert_close(gaussian_kl(layer, norms, 1.0), expected)
+    torch.testing.assert_close(gaussian_kl(LearnableDropout(None, 0.2, scale=scale), norms, 1.0), expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "units"),
+    [
+        (nn.Linear(6, 4), 6),
+        (nn.Linear(12, 4), 3),
+        (nn.Conv2d(6, 4, 3), 6),
+        (nn.Conv2d(6, 4, 3, groups=2), 6),
+        (nn.ConvTranspose2d(6, 4, 3), 6),
+    ],
+)
+def test_outgoing_norms_are_the_weights_that_a_unit_feeds(layer: nn.Module, units: int) -> None:
+    """Found by switching units on one at a time and asking which weights get a gradient."""
+    norms = outgoing_norms(layer, units)
+    for unit in range(units):
+        if isinstance(layer, nn.Linear):
+            x = torch.zeros(1, units, layer.in_features // units)
+            x[0, unit] = 1
+            y = layer(x.flatten(1))
+        else:
+            x = torch.zeros(1, units, 6, 6)
+            x[0, unit] = 1
+            y = layer(x)
+        weight = layer.get_parameter("weight")
+        (gradient,) = torch.autograd.grad(y.sum(), weight)
+        torch.testing.assert_close(norms[unit], (weight * (gradient != 0)).pow(2).sum())
+
+
+def test_the_prior_of_each_layer_is_shown() -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 8), LearnableDropout(8), nn.ReLU(), nn.Linear(8, 4), LearnableDropout(4), nn.Tanh()
+    )
+    assert "'1': 'Gaussian, s=1.0', '4': 'Bernoulli, keep=0.5'" in repr(Objective(model, examples=10))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+def unchanged(model: nn.Module, function) -> bool:
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    function()
+    return all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, x, y: F.cross_entropy(m(x), y), r"want one loss per example, shape \(batch,\), got \(\)"),
+        (lambda m, x, y: m(x), r"got \(16, 2\); use reduction='none'"),
+        (lambda m, x, y: m(x).flatten(), r"want one loss for each of the 16 examples that reach dropout '2', got 32"),
+        (lambda m, x, y: m(x)[:, 0] / 0 * 0, r"NaN or infinity for examples \[0, 1"),
+        (lambda m, x, y: m(x[:0])[:, 0], r"want one loss per example"),
+        (lambda m, x, y: m(x.long()), "|".join(["expected", "dtype"])),
+    ],
+)
+def test_a_bad_loss_is_named_and_nothing_changes(loss, message: str) -> None:
+    model, (x, y) = network(), batch()
+
+    def step() -> None:
+        with pytest.raises((DropoutError, RuntimeError), match=message):
+            Objective(model, examples=10)(lambda m: loss(m, x, y))
+
+    assert unchanged(model, step)
+
+
+def test_missing_and_wrong_settings_are_named() -> None:
+    model = network()
+    with pytest.raises(DropoutError, match="examples: want the size of the training set"):
+        Objective(model)
+    with pytest.raises(DropoutError, match="at least 1, got 0"):
+        Objective(model, examples=0)
+    with pytest.raises(DropoutError, match="no learned dropout in Linear"):
+        Objective(nn.Linear(2, 2), examples=1)
+    with pytest.raises(DropoutError, match="prior: want s > 0"):
+        Bound(model, 1, s=0.0)
+
+
+class Dead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.used, self.dead = nn.Linear(3, 2), LearnableDropout(2), LearnableDropout(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(self.fc(x))
+
+
+def test_dead_dropout_is_an_error_never_silence() -> None:
+    model, (x, y) = Dead(), batch()
+    with pytest.raises(DropoutError, match=r"never reached in a pass: \['dead'\]"):
+        Objective(model, examples=10)(losses(x, y))
+    with pytest.warns(UserWarning, match="never reached"):
+        Objective(model, examples=10, unreached="warn")(losses(x, y)).backward()
+    with pytest.raises(DropoutError, match="never reached"):
+        lbdrop.predict(model, x)
+
+
+def test_shared_rates_sum_their_gradients() -> None:
+    shared = LearnableDropout(rate=0.3)
+    model = nn.Sequential(
+        nn.Linear(3, 8), shared, nn.Linear(8, 8), LearnableDropout(logit=shared.logit), nn.Linear(8, 2)
+    )
+    apart = nn.Sequential(*[nn.Linear(3, 8), LearnableDropout(rate=0.3), nn.Linear(8, 8), LearnableDropout(rate=0.3), nn.Linear(8, 2)])  # fmt: skip
+    apart.load_state_dict(model.state_dict())
+    data = batch()
+    for net in (model, apart):
+        Objective(net, examples=10, generator=torch.Generator().manual_seed(1))(losses(*data)).backward()
+    total = sum(layer.logit.grad for layer in learned_layers(apart).values())
+    torch.testing.assert_close(shared.logit.grad, total)

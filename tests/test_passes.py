@@ -1,0 +1,149 @@
+"""Everything before the first dropout runs once, whatever the architecture, and nothing else changes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lbdrop import Bound, LearnableDropout, Objective, masks, passes, predict
+from lbdrop.dropout import learned_layers
+
+
+class Skip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inside, self.after = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.drop = LearnableDropout(6, 0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.before(x))
+        return self.after(x + self.drop(self.inside(x)))
+
+
+class InPlace(Skip):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.before(x))
+        total = x * 1.0
+        total += self.drop(self.inside(x))  # writes a mask into a tensor that was there before it: vmap cannot
+        return self.after(total)
+
+
+class Branching(Skip):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.before(x))
+        dropped = self.drop(self.inside(x))
+        if dropped.sum() > 0:  # depends on the mask: vmap cannot
+            return self.after(x + dropped)
+        return self.after(x - dropped)
+
+
+class Recurrent(Skip):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(6, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inside(torch.tanh(self.before(x)))
+        return self.after(self.rnn(self.drop(x)[:, None])[0][:, 0])
+
+
+class Normed(Skip):
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.early(torch.tanh(self.before(x)))
+        return self.after(self.late(x + self.drop(self.inside(x))))
+
+
+MODELS: list[Callable[[], Skip]] = [Skip, InPlace, Branching, Recurrent, Normed]
+
+
+class _Given:
+    """Hands out masks made beforehand."""
+
+    def __init__(self, stack: Tensor):
+        self.stack = stack
+
+    def begin(self) -> None: ...
+
+    def draw(self, layer: LearnableDropout, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        return self.stack
+
+    def seen(self, use: int, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_passes_equal_a_plain_loop_in_value_and_gradient(kind) -> None:
+    model, x = kind().double(), torch.randn(5, 4, dtype=torch.double)
+    z = (torch.rand(3, 5, 6) < 0.6).double()
+
+    def gradients(output: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(output.pow(2).sum(), [p for p in model.parameters() if p.requires_grad]))
+
+    together, reached = passes.run(model, lambda: model(x), 3, _Given(z))
+    loop = []
+    for mask in z:
+        with masks.fixed(model, {"drop": mask}):
+            loop.append(model(x))
+    torch.testing.assert_close(together, torch.stack(loop))
+    assert reached == set(learned_layers(model).values())
+    for ours, plain in zip(gradients(together), gradients(torch.stack(loop)), strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [(Skip, "lanes"), (Recurrent, "replay"), (Branching, "replay"), (Normed, "replay")]
+)
+def test_what_comes_before_the_first_dropout_runs_once(kind, engine: str) -> None:
+    model, x = kind(), torch.randn(5, 4)
+    objective = Objective(model, Bound(model, 10), estimator="rloo-4", coupled=False)
+    for _ in range(2):  # the first step may try one engine and take the other
+        rows = _rows_multiplied(model.before, lambda: objective(lambda m: m(x).square().sum(1)))
+    assert rows == 5
+    assert bool(passes._needs_replay[model]) == (engine == "replay")
+    model.eval()
+    predict(model, x, samples=7)
+    assert _rows_multiplied(model.before, lambda: predict(model, x, samples=7)) == 5
+
+
+def _rows_multiplied(layer: nn.Linear, function: Callable[[], object]) -> int:
+    """How many rows went through a layer's matrix product: asked of the dispatcher, below every transform."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        rows = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            weight = layer.weight
+            for value in args:
+                if (
+                    isinstance(value, Tensor)
+                    and value.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+                ):
+                    if "mm" in func.__name__:
+                        self.rows += next(a for a in args if a.dim() > 1 and a.shape[-1] == weight.shape[1]).shape[0]
+                    break
+            return func(*args, **(kwargs or {}))
+
+    with Watch() as watch, torch.no_grad():
+        function()
+    return watch.rows
+
+
+def test_running_statistics_before_the_dropout_move_once_a_step() -> None:
+    model, x = Normed(), torch.randn(5, 4)
+    before = torch.tanh(model.before(x)).detach()
+    objective = Objective(model, Bound(model, 10), coupled=True)
+    objective(lambda m: m(x).square().sum(1))
+    torch.testing.assert_close(model.early.running_mean, 0.1 * before.mean(0))
+    assert int(model.early.num_batches_tracked) == 1
+
+
+def test_a_mistake_in_the_loss_is_shown_as_it_is() -> None:
+    model = Skip()
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        Objective(model, examples=5)(lambda m: m(torch.randn(5, 9)).sum(1))
+    assert all(layer.source is None for layer in learned_layers(model).values())

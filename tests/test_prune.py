@@ -1,0 +1,100 @@
+"""Removing units must equal zeroing them."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import DropoutError, LearnableDropout, masks, prune
+from lbdrop.dropout import learned_layers
+
+
+class Residual(nn.Module):
+    """The second dropout's units are added to others: they cannot be taken out, only zeroed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop_a, self.b, self.drop_b = (
+            nn.Linear(6, 9),
+            LearnableDropout(9),
+            nn.Linear(9, 6),
+            LearnableDropout(6),
+        )
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.drop_b(self.b(self.drop_a(torch.relu(self.a(x))))))
+
+
+def channels(units: int) -> LearnableDropout:
+    return LearnableDropout(units, channels=True)
+
+
+MODELS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 9), nn.GELU(), LearnableDropout(9), nn.Linear(9, 2)), (3, 4)),
+    "normed": (lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), LearnableDropout(9), nn.Linear(9, 2)), (3, 4)),
+    "deep": (lambda: nn.Sequential(nn.Linear(4, 9), LearnableDropout(9), nn.Linear(9, 8), nn.ReLU(), LearnableDropout(8), nn.Linear(8, 2)), (3, 4)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(3, 9, 3), nn.BatchNorm2d(9), nn.ReLU(), channels(9), nn.MaxPool2d(2), nn.Conv2d(9, 2, 2)), (2, 3, 8, 8)),
+    "conv to linear": (lambda: nn.Sequential(nn.Conv2d(3, 9, 3), channels(9), nn.Flatten(), nn.Linear(324, 2)), (2, 3, 8, 8)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 9, 2), channels(9), nn.ConvTranspose2d(9, 2, 2)), (2, 3, 8, 8)),
+    "residual": (Residual, (3, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", ["inverted", "none"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_smaller_model_equals_zeroing(name: str, scale) -> None:
+    kind, shape = MODELS[name]
+    model, x = kind().double().eval(), torch.randn(shape).double()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    given = {}
+    for at, layer in learned_layers(model).items():
+        layer.scale = scale
+        with torch.no_grad():
+            layer.logit.copy_(torch.tensor([-5.0, 2.0, 1.0] * 3)[: layer.units])
+        keep = layer.keep.detach()
+        # What a fixed mask multiplies by is divided by keep again where scaling is inverted.
+        given[at] = keep * (keep > 0.1)
+        if layer.channels:
+            given[at] = given[at].view(-1, 1, 1)
+    smaller = prune(model, threshold=0.1)
+    with masks.fixed(model, given):
+        torch.testing.assert_close(smaller(x), model(x), atol=1e-10, rtol=1e-10)
+    count = lambda m: sum(p.numel() for n, p in m.named_parameters() if "logit" not in n)  # noqa: E731
+    assert count(smaller) < count(model)
+    assert not [m for m in smaller.modules() if type(m).__module__.startswith("lbdrop")]
+
+
+def test_feed_forward_units_of_a_transformer_layer_are_removed() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.3, batch_first=True).eval()
+    x = torch.randn(2, 4, 8)
+    layer = lbdrop.convert(layer, per="unit", example=x, verbose=False)
+    with torch.no_grad():
+        layer.dropout.logit[:20] = -9
+    smaller = prune(layer)
+    assert (smaller.linear1.out_features, smaller.linear2.in_features) == (12, 12)
+    alive = (torch.arange(32) >= 20).float()
+    with masks.fixed(layer, {"dropout": alive * layer.dropout.keep.detach()}):
+        torch.testing.assert_close(smaller(x), layer(x), atol=1e-6, rtol=1e-5)
+
+
+def test_the_original_is_left_alone() -> None:
+    model = MODELS["linear"][0]()
+    model[2].logit.data[:4] = -9
+    before = copy.deepcopy(model.state_dict())
+    prune(model)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_removing_everything_is_refused() -> None:
+    model = MODELS["linear"][0]()
+    model[2].logit.data.fill_(-9)
+    with pytest.raises(DropoutError, match=r"would remove every unit at \['2'\]"):
+        prune(model)
+    with pytest.raises(DropoutError, match="threshold: want"):
+        prune(model, threshold=1.5)
