@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lbdrop.dropout import LearnableDropout
+from lbdrop.dropout import NoiseLayer
 
 __all__ = ["LearnableAttention"]
 
@@ -18,10 +18,10 @@ class LearnableAttention(nn.MultiheadAttention):
     Weights of attention (batch, heads, targets, sources) are dropped one by one; ``per="unit"`` gives a rate per head.
     """
 
-    attention_dropout: LearnableDropout | None
+    attention_dropout: NoiseLayer | None
 
     @classmethod
-    def of(cls, original: nn.MultiheadAttention, dropout: LearnableDropout | None) -> "LearnableAttention":
+    def of(cls, original: nn.MultiheadAttention, dropout: NoiseLayer | None) -> "LearnableAttention":
         """Take over the parameters of ``original``, under their own names."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)

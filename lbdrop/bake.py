@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lbdrop import huggingface
 from lbdrop.attention import LearnableAttention
 from lbdrop.convert import Inserted, replace_modules
-from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import HOMOGENEOUS, Neighbours, neighbours
 from lbdrop.recurrent import LearnableRecurrent
@@ -36,22 +36,22 @@ def bake(model: nn.Module) -> Any:
         )
     """
     model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
-    gains = {name: layer.gain() for name, layer in learned_layers(model).items()}
+    gains = {name: layer.gain() for name, layer in noise_layers(model).items()}
     return unwrap(fold(model, gains))
 
 
 def fold(model: Any, gains: dict[str, Tensor]) -> Any:
     """Multiply each dropout's units by its gain, in the weights around it, and leave plain modules in its place."""
     around = neighbours(model) if any((gain != 1).any() for gain in gains.values()) else {}
-    own = {
-        f"{name}.{child}": None
-        for name, module in model.named_modules()
+    wrapped = {
+        id(inner)
+        for module in model.modules()
         if isinstance(module, LearnableAttention | LearnableRecurrent)
-        for child, _ in module.named_modules()
+        for inner in module.modules()
     }
     new: dict[str, nn.Module] = {}
     for name, gain in gains.items():
-        if name in own or name.endswith("learned_attention_dropout"):
+        if id(model.get_submodule(name)) in wrapped or name.endswith("learned_attention_dropout"):
             continue  # these fold their own
         new[name] = nn.Identity()
         if (gain != 1).any() and not _into_neighbours(model, around[name], gain):
@@ -130,11 +130,11 @@ def scale_outputs(module: nn.Module, gain: Tensor) -> None:
 def _diagonal(name: str, model: nn.Module, gain: Tensor) -> nn.Module:
     """The last resort: a plain linear or convolutional layer that multiplies unit by unit."""
     layer = model.get_submodule(name)
-    assert isinstance(layer, LearnableDropout)
+    assert isinstance(layer, NoiseLayer)
     if layer.width is None or layer.dims is None:
         raise DropoutError(f"{name}: run the model once before bake, so that the shape of its input is known")
     # Rates stay in full precision in a half-precision model; what takes their place must not.
-    logits = {id(other.logit) for other in learned_layers(model).values()}
+    logits = {id(other.logit) for other in noise_layers(model).values()}
     dtype = next((p.dtype for p in model.parameters() if id(p) not in logits), gain.dtype)
     width, gain = layer.width, gain.expand(layer.width).to(dtype)
     new: nn.Module

@@ -11,14 +11,23 @@ from torch import Tensor, nn
 
 from lbdrop import huggingface
 from lbdrop.attention import LearnableAttention
-from lbdrop.dropout import LearnableDropout, Scale
+from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale
 from lbdrop.errors import DropoutError
 from lbdrop.recurrent import LearnableRecurrent
+from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
 from lbdrop.watch import REPAIR, complain, functional_sites
 
-__all__ = ["Inserted", "Per", "convert", "replace_modules"]
+__all__ = ["Inserted", "Per", "Scheme", "convert", "replace_modules"]
 
 Per = Literal["unit", "layer", "model"]
+Scheme = Literal["learned", "concrete", "gaussian", "mc", "regular"]
+SCHEMES: dict[str, type[NoiseLayer]] = {
+    "learned": LearnableDropout,
+    "concrete": ConcreteDropout,
+    "gaussian": GaussianDropout,
+    "mc": FixedDropout,
+    "regular": RegularDropout,
+}
 Model = TypeVar("Model", bound=nn.Module)
 
 PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -44,6 +53,7 @@ class _Site:
 def convert(
     model: Model,
     *,
+    scheme: Scheme = "learned",
     rate: float | None = None,
     per: Per = "layer",
     scale: Scale = "inverted",
@@ -58,6 +68,8 @@ def convert(
     Args:
         model: any module. Reaches ``nn.Dropout``, ``Dropout1d/2d/3d``, ``AlphaDropout``, and the dropout inside
             ``nn.MultiheadAttention``, the transformer layers, ``nn.LSTM/GRU/RNN`` and the attention of Hugging Face models.
+        scheme: ``"learned"``, or a rival in the same places: ``"concrete"``, ``"gaussian"``, ``"mc"`` (fixed, on at
+            test) or ``"regular"`` (fixed, off at test).
         rate: the drop rate to start from; by default each dropout's own.
         per: one rate per ``"unit"`` (channel, attention head), per ``"layer"``, or one for the ``"model"``.
         scale: what a mask does (see :class:`LearnableDropout`). ``"inverted"`` keeps the outputs of the trained model.
@@ -76,7 +88,7 @@ def convert(
         raise DropoutError(f"per: want 'unit', 'layer' or 'model', got {per!r}")
     if rate is not None and not 0 < rate < 1:
         raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
-    if any(True for m in model.modules() if isinstance(m, LearnableDropout)):
+    if any(True for m in model.modules() if isinstance(m, NoiseLayer)):
         raise DropoutError(f"{type(model).__name__} has learned dropouts already; convert a model once")
     attention = huggingface.attention_modules(model)
     elsewhere = {f"{site.name}.{site.attribute}" for site in attention}
@@ -90,7 +102,7 @@ def convert(
         first = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)), "fc1")
         raise DropoutError(f"no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a place{hint}")
     units = _count_units(model, sites, example) if per == "unit" else {}
-    maker = _Maker(per, scale, rate, units)
+    maker = _Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
     model = replace_modules(model, new)
     huggingface.route_attention(model, attention, maker.at)
@@ -103,8 +115,8 @@ def convert(
 class _Maker:
     """Makes learned dropouts of one granularity."""
 
-    def __init__(self, per: Per, scale: Scale, rate: float | None, units: dict[str, int]):
-        self.per, self.scale, self.rate, self.units = per, scale, rate, units
+    def __init__(self, kind: type[NoiseLayer], per: Per, scale: Scale, rate: float | None, units: dict[str, int]):
+        self.kind, self.per, self.scale, self.rate, self.units = kind, per, scale, rate, units
         self.shared: nn.Parameter | None = None
         self.site: Any = None
 
@@ -112,12 +124,12 @@ class _Maker:
         self.site = site
         return self
 
-    def __call__(self, units: int | None = None, **settings: Any) -> LearnableDropout:
+    def __call__(self, units: int | None = None, **settings: Any) -> NoiseLayer:
         rate = self.rate if self.rate is not None else self.site.rate
         count = (units or self.units.get(self.site.name)) if self.per == "unit" else None
         settings = {"scale": self.scale} | settings
-        layer = LearnableDropout(count, rate, logit=self.shared, **settings)
-        if self.per == "model":
+        layer = self.kind(count, rate, logit=self.shared, **settings)
+        if self.per == "model" and isinstance(layer.logit, nn.Parameter):
             self.shared = layer.logit
         return layer
 
@@ -292,13 +304,13 @@ def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
 def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     for group in groups:
         layers = [model.get_submodule(name) for name in group]
-        strange = [n for n, layer in zip(group, layers, strict=True) if not isinstance(layer, LearnableDropout)]
+        strange = [n for n, layer in zip(group, layers, strict=True) if not isinstance(layer, NoiseLayer)]
         if strange:
             raise DropoutError(f"share: want names of converted dropouts, got {strange}")
         first = layers[0]
         for name, layer in zip(group, layers, strict=True):
-            assert isinstance(layer, LearnableDropout)
-            assert isinstance(first, LearnableDropout)
+            assert isinstance(layer, NoiseLayer)
+            assert isinstance(first, NoiseLayer)
             if layer.logit.shape != first.logit.shape:
                 raise DropoutError(
                     f"share: want equal numbers of units, got {layer.units} at {name!r} and {first.units} at {group[0]!r}"
@@ -307,11 +319,12 @@ def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
 
 
 def _say(model: nn.Module, idle: list[str]) -> None:
-    found = {name: m for name, m in model.named_modules() if isinstance(m, LearnableDropout)}
+    found = {name: m for name, m in model.named_modules() if isinstance(m, NoiseLayer)}
     each = [f"{name} ({f'{m.units} units, ' if m.units else ''}rate {m.p:.2f})" for name, m in found.items()]
     shown = ", ".join(each[:12]) + (f", … {len(each) - 12} more" if len(each) > 12 else "")
     left = f"; left alone, rate 0: {', '.join(idle[:12])}" if idle else ""
     plural = "s" if len(each) > 1 else ""
+    kind = "learned" if any(m.learns for m in found.values()) else "at a fixed rate"
     Console(highlight=False, soft_wrap=True).print(
-        f"lbdrop: {len(each)} dropout{plural} learned: {shown}{left}", markup=False
+        f"lbdrop: {len(each)} dropout{plural} {kind}: {shown}{left}", markup=False
     )

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from lbdrop.dropout import LearnableDropout, learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.metrics import accuracy, brier, ece, nll, reliability_curve
-from lbdrop.objective import Bound, Objective, parameter_groups
+from lbdrop.objective import Objective, parameter_groups
 from lbdrop.predict import Predictive, predict
 from lbdrop.records import provenance
+from lbdrop.rules import Bound
 
 __all__ = [
     "CONTESTANTS", "Contestant", "Digits", "Examples", "Network", "Settings", "compare", "findings", "load", "measure",
@@ -38,10 +39,13 @@ __all__ = [
 
 SELECTION = {
     "strength": "for each contestant from the same list, by the validation NLL of seed 0",
-    "other settings": "by hand while the demo was written; test numbers of this split were seen in that time (training"
-    " sets of 300 and 600, 60 to 150 epochs, several strengths), so its test digits are not untouched",
+    "other settings": "by hand, such as the size of the training set, the epochs and the learning rate of the rates, while"
+    " looking at test numbers of another split of the same digits; no number of this split was looked at before they were"
+    " fixed, but 671 of its 1,097 test digits were test digits there as well, so they are not untouched",
 }
 """How the settings came about; part of every result, since it says how far the test numbers can be trusted."""
+
+SPLIT_SEED = 1  # 0 is the split on which the settings were chosen
 
 Tick = Callable[[str, int], None]
 """Told after each epoch: whose it was, and what it cost in epochs of plain training."""
@@ -60,7 +64,7 @@ class Settings:
     lr: float = 1e-3
     rate_lr: float = 3e-2
     start_rate: float = 0.5
-    strengths: tuple[float, ...] = (0.01, 0.1, 1.0)
+    strengths: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
     s: float = 1.0
     estimator: str = "double-cv"
     masks: int = 20
@@ -70,9 +74,6 @@ class Settings:
     def quick(cls) -> "Settings":
         """A run of a few seconds that shows the way, not the result."""
         return cls(seeds=2, epochs=4, hidden=32, strengths=(0.1, 1.0))
-
-
-# -------------------------------------------------------------------------------------------------------------- data
 
 
 @dataclass(frozen=True)
@@ -94,19 +95,16 @@ class Digits:
 
 
 def load(settings: Settings) -> Digits:
-    """scikit-learn's 1,797 digits, shuffled with seed 0; the test set is all that the other two leave."""
+    """scikit-learn's 1,797 digits, shuffled once; the test set is all that the other two leave."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DropoutError("the demo needs scikit-learn; install it with pip install 'lbdrop[demo]'") from error
     images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
     x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels).long()
     sizes = [settings.train, settings.validation, len(y) - settings.train - settings.validation]
     return Digits(*(Examples(x[rows], y[rows], rows) for rows in order.split(sizes)))
-
-
-# ------------------------------------------------------------------------------------------------------- contestants
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,6 @@ class Network(nn.Module):
     def weight_kl(self, keep: float, s: float) -> Float[Tensor, ""]:
         """The part of the KL that depends on weights where every unit has the same fixed keep rate."""
         return (self.second.weight.square().sum() + self.last.weight.square().sum()) / (2 * s**2 * keep)
-
-
-# ---------------------------------------------------------------------------------------------------------- training
 
 
 @contextmanager
@@ -223,9 +218,6 @@ def work(contestant: Contestant) -> int:
     return 3 if contestant.learned else 1
 
 
-# -------------------------------------------------------------------------------------------------------- evaluation
-
-
 def predictive(network: Network, contestant: Contestant, x: Tensor, settings: Settings, seed: int) -> Predictive:
     """The mean over sampled masks, for fixed rates as for learned ones; one pass where there is no dropout."""
     with seeded(seed), torch.no_grad():
@@ -271,16 +263,9 @@ def uncertain(probs: Predictive, examples: Examples, count: int) -> list[dict[st
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------- the run
-
-
+@one_thread()
 def run(settings: Settings, tick: Tick | None = None) -> dict[str, Any]:
     """Train and measure every contestant; what comes back is what is written as JSON."""
-    with one_thread():
-        return _run(settings, tick)
-
-
-def _run(settings: Settings, tick: Tick | None) -> dict[str, Any]:
     began = time.perf_counter()
     data = load(settings)
     entries, networks = [], {}
@@ -294,7 +279,8 @@ def _run(settings: Settings, tick: Tick | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "settings": asdict(settings),
         "seeds": list(range(settings.seeds)),
-        "data": {"name": "scikit-learn digits", "split_seed": 0} | {k: len(v.y) for k, v in vars(data).items()},
+        "data": {"name": "scikit-learn digits", "split_seed": SPLIT_SEED}
+        | {k: len(v.y) for k, v in vars(data).items()},
         "selection": SELECTION,
         "provenance": provenance(),
         "contestants": entries,
@@ -351,21 +337,12 @@ def _enter(
 def _rate_ranges(per_seed: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Per layer, over seeds and units: the mean, and the range that nine in ten fall into."""
     pooled = {name: np.concatenate([part["rates"][name] for part in per_seed]) for name in per_seed[0]["rates"]}
-    return {
-        name: {
-            "mean": float(values.mean()),
-            "low": float(np.quantile(values, 0.05)),
-            "high": float(np.quantile(values, 0.95)),
-        }
-        for name, values in pooled.items()
-    }
+    what = {"mean": np.mean, "low": lambda v: np.quantile(v, 0.05), "high": lambda v: np.quantile(v, 0.95)}
+    return {name: {key: float(of(values)) for key, of in what.items()} for name, values in pooled.items()}
 
 
 def _plain(values: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]
-
-
-# ---------------------------------------------------------------------------------------------------------- in words
 
 
 def compare(entries: Sequence[Mapping[str, Any]], name: str, rival: str, metric: str = "nll") -> dict[str, Any]:

@@ -9,18 +9,17 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 """
 
 import math
-from typing import TYPE_CHECKING, Literal
+from abc import abstractmethod
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.priors import bernoulli_kl, gaussian_kl
 
-if TYPE_CHECKING:
-    from lbdrop.masks import MaskSource
-
-__all__ = ["LearnableDropout", "Scale", "learned_layers"]
+__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "learned_layers", "noise_layers"]
 
 Scale = Literal["inverted", "none", "alpha"]
 
@@ -28,8 +27,17 @@ Scale = Literal["inverted", "none", "alpha"]
 SELU_FLOOR = -1.7580993408473766
 
 
-class LearnableDropout(nn.Module):
-    r"""Bernoulli dropout with a learned rate per unit, or one for the layer.
+@runtime_checkable
+class MaskSource(Protocol):
+    """Gives a layer the mask for its input; ``None`` asks for the deterministic pass. See :mod:`lbdrop.masks`."""
+
+    def mask(self, layer: "NoiseLayer", x: Tensor) -> Tensor | None: ...
+
+
+class NoiseLayer(nn.Module):
+    r"""What every dropout scheme shares: where its mask goes and where the mask comes from.
+
+    A scheme says how uniforms become a mask (:meth:`mask_of`), and may say what its mask costs (:meth:`kl`).
 
     Args:
         units: how many units the layer has, each with a rate of its own; ``None`` for one rate.
@@ -43,17 +51,14 @@ class LearnableDropout(nn.Module):
         logit: a parameter to use instead of a new one: layers that hold the same one share their rate.
         generator: draws the masks when no context does.
 
-    Without a context the layer samples in training mode and runs its deterministic pass, z → σ(α), in eval mode.
-
-    Example:
-        >>> layer = LearnableDropout(4, rate=0.2)
-        >>> layer
-        LearnableDropout(4 units, keep=0.80, scale=inverted)
-        >>> layer.eval()(torch.ones(1, 4))
-        tensor([[1., 1., 1., 1.]])
+    Without a context the layer samples in training mode and runs its deterministic pass in eval mode.
     """
 
-    logit: nn.Parameter
+    logit: Tensor
+    learns: ClassVar[bool] = True
+    """Whether the rate is a parameter."""
+    samples_at_test: bool = True
+    """Whether :func:`lbdrop.predict` draws masks here."""
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class LearnableDropout(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        if not 0.0 < rate < 1.0:
+        if not (0.0 < rate < 1.0 or (rate == 0 and not self.learns)):
             raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}; a rate of 0 needs no layer")
         if units is not None and units < 1:
             raise DropoutError(f"units: want at least 1, or None for one rate, got {units}")
@@ -76,19 +81,22 @@ class LearnableDropout(nn.Module):
             raise DropoutError(f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}")
         shape = () if units is None else (units,)
         if logit is None:
-            logit = nn.Parameter(torch.full(shape, math.log1p(-rate) - math.log(rate)))
+            logit = nn.Parameter(torch.full(shape, math.log1p(-rate) - math.log(rate) if rate else math.inf))
         elif tuple(logit.shape) != shape:
             raise DropoutError(
                 f"logit: want shape {shape} for units={units}, got {tuple(logit.shape)}; layers share a rate only if"
                 " they have the same number of units, or one rate each"
             )
-        self.logit = logit
+        if self.learns:
+            self.logit = logit
+        else:
+            self.register_buffer("logit", logit.detach())
         self.channels = channels
         self.unit_dim = unit_dim if unit_dim is not None else (1 if channels else -1)
         self.batch_dim = batch_dim
         self.scale: Scale = scale
         self.generator = generator
-        self.source: "MaskSource | None" = None
+        self.source: MaskSource | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -134,11 +142,30 @@ class LearnableDropout(nn.Module):
         if self.source is not None:
             mask = self.source.mask(self, x)
         elif self.training:
-            uniforms = torch.rand(self.mask_shape(x), device=x.device, generator=self.generator)
-            mask = (uniforms < self.spread(self.keep.detach(), x.dim())).to(x.dtype)
+            mask = self.draw(1, self.mask_shape(x), x, self.generator)[0]
         else:
             mask = None
         return self.masked(x, mask)
+
+    @abstractmethod
+    def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
+        """The mask, of ``dims`` axes, that uniforms stand for, or several along leading axes; 1 − u is its mirror image."""
+
+    def uniforms(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        # At least float32 whatever the activations are in: a rate of .001 is lost in bfloat16's uniforms.
+        dtype = torch.promote_types(self.logit.dtype, torch.float32)
+        return torch.rand(shape, dtype=dtype, device=like.device, generator=generator)
+
+    def draw(self, count: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """``count`` masks of ``shape`` along a leading axis, in the precision of ``like``."""
+        return self.mask_of(self.uniforms((count, *shape), like, generator), len(shape)).to(like.dtype)
+
+    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
+        """What the mask costs under its prior, up to a constant; ``norms`` of the weights it feeds where known."""
+        # An alpha-dropped unit is not zero, so its weights are never switched off: only the mask has a prior.
+        if norms is None or self.scale == "alpha":
+            return bernoulli_kl(self.logit, prior_keep).sum() * (1 if self.units else units)
+        return gaussian_kl(self.logit, norms, s, inverted=self.scale == "inverted")
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
@@ -182,9 +209,31 @@ class LearnableDropout(nn.Module):
         return f"{what}, keep={rates}" + (", channels" if self.channels else "") + f", scale={self.scale}"
 
 
+class LearnableDropout(NoiseLayer):
+    r"""Bernoulli dropout with a learned rate per unit, or one for the layer; see :class:`NoiseLayer` for the settings.
+
+    Example:
+        >>> layer = LearnableDropout(4, rate=0.2)
+        >>> layer
+        LearnableDropout(4 units, keep=0.80, scale=inverted)
+        >>> layer.eval()(torch.ones(1, 4))
+        tensor([[1., 1., 1., 1.]])
+    """
+
+    logit: nn.Parameter  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
+        return (uniforms > 1 - self.spread(self.keep.detach(), dims)).to(uniforms.dtype)
+
+
 def learned_layers(model: nn.Module) -> dict[str, LearnableDropout]:
-    """Every learned dropout of a model by name, each once; an error if there is none."""
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, LearnableDropout)}
+    """Every learned Bernoulli dropout of a model by name, each once."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, LearnableDropout)}
+
+
+def noise_layers(model: nn.Module) -> dict[str, NoiseLayer]:
+    """Every dropout of ours in a model by name, each once; an error if there is none."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, NoiseLayer)}
     if not layers:
         raise DropoutError(
             f"no learned dropout in {type(model).__name__}; call lbdrop.convert(model) first, or build the model with"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop.dropout import NoiseLayer, noise_layers
 
 __all__ = ["Neighbours", "neighbours"]
 
@@ -61,12 +61,12 @@ class _Tracer(fx.Tracer):
 
 def neighbours(model: nn.Module) -> dict[str, Neighbours]:
     """For every learned dropout of ``model`` the linear layers around it."""
-    found = {name: Neighbours() for name in learned_layers(model)}
+    found = {name: Neighbours() for name in noise_layers(model)}
     found |= _feed_forward(model, set(found))
     remaining = {name for name, around in found.items() if not around.consumers}
     for prefix, part in model.named_modules():
         inside = {name for name in remaining if name.startswith(f"{prefix}." if prefix else "")}
-        if not inside or isinstance(part, LearnableDropout):
+        if not inside or isinstance(part, NoiseLayer):
             continue
         try:
             graph = _Tracer().trace(part)
@@ -107,7 +107,7 @@ def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
         if isinstance(module, LINEAR):
             result.producer = absolute(previous.target)
             return result
-        if not _passes(part, previous, (*UNITWISE, LearnableDropout), UNITWISE_FUNCTIONS):
+        if not _passes(part, previous, (*UNITWISE, NoiseLayer), UNITWISE_FUNCTIONS):
             result.between = []
             return result
         if module is not None:
@@ -119,7 +119,7 @@ def _consumers(part: nn.Module, node: fx.Node) -> Iterator[str | None]:
     for user in node.users:
         if isinstance(_module(part, user), LINEAR):
             yield str(user.target)
-        elif _passes(part, user, (*HOMOGENEOUS, LearnableDropout), HOMOGENEOUS_FUNCTIONS):
+        elif _passes(part, user, (*HOMOGENEOUS, NoiseLayer), HOMOGENEOUS_FUNCTIONS):
             yield from _consumers(part, user)
         else:
             yield None

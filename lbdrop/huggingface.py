@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lbdrop.dropout import LearnableDropout
+from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 
 __all__ = ["attention_modules", "reaches", "route_attention", "unroute_attention"]
@@ -55,9 +55,7 @@ def _heads(module: nn.Module) -> int:
                or config.num_attention_heads)  # fmt: skip
 
 
-def route_attention(
-    model: Any, attention: list[Attention], make: Callable[[Any], Callable[..., LearnableDropout]]
-) -> None:
+def route_attention(model: Any, attention: list[Attention], make: Callable[[Any], Callable[..., NoiseLayer]]) -> None:
     """Give each attention module a learned dropout and let the model call ours for attention."""
     if not attention:
         return
@@ -80,7 +78,7 @@ def unroute_attention(model: Any) -> None:
     before = None
     for name, module in model.named_modules():
         learned = getattr(module, "learned_attention_dropout", None)
-        if isinstance(learned, LearnableDropout):
+        if isinstance(learned, NoiseLayer):
             if learned.scale != "inverted":
                 raise DropoutError(
                     f"{name}: want scale='inverted' to bake the attention of a Hugging Face model, got"

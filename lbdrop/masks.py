@@ -18,28 +18,20 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop.dropout import MaskSource, NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 
 __all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use"]
 
 
-@runtime_checkable
-class MaskSource(Protocol):
-    """Gives a layer the keep mask for its input; ``None`` asks for the deterministic pass."""
-
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor | None: ...
-
-
 @contextmanager
 def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
     """Every learned dropout of ``model`` takes its masks from ``source``; afterwards from where it did before."""
-    layers = learned_layers(model).values()
+    layers = noise_layers(model).values()
     before = [(layer, layer.source) for layer in layers]
     try:
         for layer in layers:
@@ -50,30 +42,18 @@ def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
             layer.source = source_before
 
 
-def uniforms_for(layer: LearnableDropout, x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniforms in the mask's shape, in full precision whatever the activations are in."""
-    dtype = torch.promote_types(layer.logit.dtype, torch.float32)
-    return torch.rand(layer.mask_shape(x), dtype=dtype, device=x.device, generator=generator)
-
-
-def threshold(layer: LearnableDropout, uniforms: Tensor, mirror: bool) -> Tensor:
-    """The mask that ``uniforms`` stand for, or its antithetic partner."""
-    keep = layer.spread(layer.keep.detach(), uniforms.dim())
-    return uniforms < keep if mirror else uniforms > 1 - keep
-
-
 class _Drawn:
     """A fresh mask at every call."""
 
     def __init__(self, generator: torch.Generator | None):
         self.generator = generator
 
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
-        return threshold(layer, uniforms_for(layer, x, self.generator), mirror=False).to(x.dtype)
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+        return layer.draw(1, layer.mask_shape(x), x, self.generator)[0]
 
 
 class _Deterministic:
-    def mask(self, layer: LearnableDropout, x: Tensor) -> None:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
         return None
 
 
@@ -87,31 +67,31 @@ class Held:
         self.generator = generator
         self.mirror = False
         # u is kept, not z: both masks of the pair come from it.
-        self.uniforms: dict[tuple[LearnableDropout, int], Tensor] = {}
-        self._uses: Counter[LearnableDropout] = Counter()
+        self.uniforms: dict[tuple[NoiseLayer, int], Tensor] = {}
+        self._uses: Counter[NoiseLayer] = Counter()
 
     def begin(self) -> None:
         self._uses.clear()
 
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         key = (layer, self._uses[layer])
         self._uses[layer] += 1
         if key not in self.uniforms:
-            self.uniforms[key] = uniforms_for(layer, x, self.generator)
+            self.uniforms[key] = layer.uniforms(layer.mask_shape(x), x, self.generator)
         uniforms = self.uniforms[key]
         if uniforms.shape != layer.mask_shape(x):
             raise DropoutError(
                 f"held masks: want input for masks of shape {tuple(uniforms.shape)}, got {layer.mask_shape(x)}; open a"
                 " new context for another batch"
             )
-        return threshold(layer, uniforms, self.mirror).to(x.dtype)
+        return layer.mask_of(1 - uniforms if self.mirror else uniforms, x.dim()).to(x.dtype)
 
 
 class _Fixed:
-    def __init__(self, masks: Mapping[LearnableDropout, Tensor]):
+    def __init__(self, masks: Mapping[NoiseLayer, Tensor]):
         self.masks = masks
 
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor | None:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         mask = self.masks.get(layer)
         return None if mask is None else mask.to(device=x.device, dtype=x.dtype)
 
@@ -162,7 +142,7 @@ def fixed(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
 
     A mask is 0 and 1 in any shape that broadcasts to the layer's input, say (units,) for a fully connected layer.
     """
-    layers = learned_layers(model)
+    layers = noise_layers(model)
     unknown = sorted(set(masks) - set(layers))
     if unknown:
         raise DropoutError(f"masks: want names among {sorted(layers)}, got {unknown}")

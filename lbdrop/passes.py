@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lbdrop.dropout import LearnableDropout
+from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.masks import use
 
@@ -37,7 +37,7 @@ class Drawer(Protocol):
         """Forget what was drawn: the passes start again."""
         ...
 
-    def draw(self, layer: LearnableDropout, shape: tuple[int, ...], x: Tensor) -> Tensor:
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         """The masks, (n, \\*shape). ``x`` is the layer's input, or (n, \\*input) where it depends on earlier masks."""
         ...
 
@@ -50,9 +50,7 @@ class Drawer(Protocol):
 _needs_replay: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
-def run(
-    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
-) -> tuple[Output, set[LearnableDropout]]:
+def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
     """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks.
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
@@ -103,10 +101,10 @@ class _Lane(torch.autograd.Function):
 class _Lanes:
     def __init__(self, drawer: Drawer):
         self.drawer = drawer
-        self.reached: set[LearnableDropout] = set()
+        self.reached: set[NoiseLayer] = set()
         self.lane: Tensor
 
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         self.reached.add(layer)
         shape = layer.mask_shape(x)
         return _Lane.apply(self.lane, x.detach(), lambda every: self.drawer.draw(layer, shape, every))
@@ -114,7 +112,7 @@ class _Lanes:
 
 def _lanes(
     model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
-) -> tuple[Output, set[LearnableDropout]]:
+) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     source = _Lanes(drawer)
 
@@ -134,7 +132,7 @@ class _Replayed:
     def __init__(self, drawer: Drawer, tape: "_Tape"):
         self.drawer = drawer
         self.tape = tape
-        self.reached: set[LearnableDropout] = set()
+        self.reached: set[NoiseLayer] = set()
         self.stacks: list[Tensor] = []
         self.index = 0
         self.uses = 0
@@ -143,7 +141,7 @@ class _Replayed:
         self.index, self.uses = index, 0
         self.tape.begin()
 
-    def mask(self, layer: LearnableDropout, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         with self.tape.paused():
             self.reached.add(layer)
             use, self.uses = self.uses, self.uses + 1
@@ -240,7 +238,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _replay(
     model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
-) -> tuple[Output, set[LearnableDropout]]:
+) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     tape = _Tape()
     source = _Replayed(drawer, tape)

@@ -16,8 +16,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lbdrop import estimators, masks
-from lbdrop.dropout import LearnableDropout, learned_layers
+from lbdrop import masks
+from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.passes import run
 from lbdrop.watch import complain
@@ -118,7 +118,7 @@ def predict(
     if samples < 1:
         raise DropoutError(f"samples: want at least 1, got {samples}")
     core: nn.Module = getattr(model, "_orig_mod", model)
-    learned_layers(core)
+    noise_layers(core)
     device = next(core.parameters()).device
     call = forward or _default_forward
     is_loader = not isinstance(inputs, Tensor | dict) and isinstance(inputs, Iterable)
@@ -172,9 +172,10 @@ class _Independent:
 
     def begin(self) -> None: ...
 
-    def draw(self, layer: LearnableDropout, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        keep = layer.spread(layer.keep, len(shape))
-        return estimators.independent(keep, self.masks, shape, self.generator).z.to(x.dtype)
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        if not layer.samples_at_test:
+            return layer.spread(layer.keep, len(shape)).to(x.dtype).expand(self.masks, *shape)
+        return layer.draw(self.masks, shape, x, self.generator)
 
     def seen(self, use: int, x: Tensor) -> None: ...
 
@@ -199,7 +200,7 @@ def _sample(
                 raise
             plan.masks //= 2
             continue
-        dead = [name for name, layer in learned_layers(model).items() if layer not in reached]
+        dead = [name for name, layer in noise_layers(model).items() if layer not in reached]
         if dead:
             complain(f"dropout never reached in a pass: {dead}", "call it in the model's forward", unreached)
         outputs.append(output)
@@ -239,7 +240,7 @@ def _largest_activations(model: nn.Module, call: Callable[..., Tensor], one: Any
     behind = [False]
 
     def look(module: nn.Module, _: Any, output: Any) -> None:
-        behind[0] |= isinstance(module, LearnableDropout)
+        behind[0] |= isinstance(module, NoiseLayer)
         size = sum(t.nbytes for t in tree_flatten(output)[0] if isinstance(t, Tensor))
         largest[behind[0]] = max(largest[behind[0]], size)
 

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop.dropout import LearnableDropout
-
-__all__ = ["bernoulli_kl", "entropy", "gaussian_kl", "outgoing_norms"]
+__all__ = ["bernoulli_kl", "entropy", "expected_norms", "gaussian_kl", "outgoing_norms"]
 
 
 def entropy(logit: Float[Tensor, "*units"]) -> Float[Tensor, "*units"]:
@@ -31,12 +29,20 @@ def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Flo
     return -entropy(logit) - keep * torch.log(prior) - (1 - keep) * torch.log1p(-prior)
 
 
-def gaussian_kl(layer: LearnableDropout, norms: Float[Tensor, "units"], s: float) -> Float[Tensor, ""]:
+def gaussian_kl(
+    logit: Float[Tensor, "*rates"], norms: Float[Tensor, "units"], s: float, inverted: bool
+) -> Float[Tensor, ""]:
     """The KL of one layer's weights, up to a constant; ``norms`` are the squared norms ‖W_k‖²."""
-    keep = layer.keep
-    expected = norms / keep if layer.scale == "inverted" else keep * norms
-    units = norms.numel() if layer.units is None else 1  # one rate stands for every unit
-    return (expected / (2 * s**2)).sum() - (entropy(layer.logit) * units).sum()
+    units = 1 if logit.dim() else norms.numel()  # one rate stands for every unit
+    return expected_norms(logit, norms, s, inverted) - (entropy(logit) * units).sum()
+
+
+def expected_norms(
+    logit: Float[Tensor, "*rates"], norms: Float[Tensor, "units"], s: float, inverted: bool
+) -> Float[Tensor, ""]:
+    """E‖W‖²/2s² over the masks: weight decay, as strong as the masks make it."""
+    keep = torch.sigmoid(logit)
+    return (norms / keep if inverted else norms * keep).sum() / (2 * s**2)
 
 
 def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lbdrop.bake import TRANSPOSED, fold, input_axis, unwrap
-from lbdrop.dropout import learned_layers
+from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import Neighbours, neighbours
 
@@ -34,7 +34,7 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
     if not 0 < threshold < 1:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
     model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
-    layers = learned_layers(model)
+    layers = noise_layers(model)
     alive = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
     empty = [name for name, mask in alive.items() if not mask.any()]
     if empty:

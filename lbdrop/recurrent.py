@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from lbdrop.dropout import LearnableDropout
+from lbdrop.dropout import NoiseLayer
 
 __all__ = ["LearnableRecurrent"]
 
@@ -22,7 +22,7 @@ class LearnableRecurrent(nn.RNNBase):
     original: type[nn.RNNBase]
 
     @classmethod
-    def of(cls, original: nn.RNNBase, dropouts: list[LearnableDropout]) -> "LearnableRecurrent":
+    def of(cls, original: nn.RNNBase, dropouts: list[NoiseLayer]) -> "LearnableRecurrent":
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module.__dict__.update(original.__dict__)
@@ -40,7 +40,7 @@ class LearnableRecurrent(nn.RNNBase):
         module._parameters = dict(self._parameters)
         module._modules = {k: v for k, v in self._modules.items() if k != "between"}
         for level, dropout in enumerate(self.between, start=1):
-            assert isinstance(dropout, LearnableDropout)
+            assert isinstance(dropout, NoiseLayer)
             for suffix in ("", "_reverse") if self.bidirectional else ("",):
                 name = f"weight_ih_l{level}{suffix}"
                 setattr(module, name, nn.Parameter(getattr(self, name).detach() * dropout.gain()))
@@ -80,7 +80,7 @@ class LearnableRecurrent(nn.RNNBase):
         for name, plain in zip(names, layer._flat_weights_names, strict=True):
             setattr(layer, plain, self._parameters[name])
         layer._flat_weights = [self._parameters[name] for name in names]
-        layer._flat_weight_refs = [weakref.ref(weight) for weight in layer._flat_weights]
+        layer._flat_weight_refs = [weakref.ref(weight) for weight in layer._flat_weights if weight is not None]
         return layer
 
 

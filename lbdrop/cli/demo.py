@@ -1,6 +1,5 @@
 """``lbdrop demo``: learned against fixed dropout on handwritten digits, in about a minute."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.demo import CONTESTANTS, Settings, Tick, run, work
-from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 from lbdrop.report import percent, plus_minus, rates_in_words, write_page
 
@@ -48,39 +47,6 @@ def demo(
             console.print(f"· {sentence}", markup=False)
         paths = f"\nPage: {(out / PAGE).resolve()}\nJSON: {(out / RESULT).resolve()}"
         console.print(paths, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """What a user can put right ends in one line on stderr; so does Ctrl-C."""
-    try:
-        yield
-    except DropoutError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(130) from error
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """A failure to write says where, why, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise DropoutError(f"cannot write to {folder}: {reason}; choose another folder with --out") from error
-
-
-def check_writable(folder: Path, *names: str) -> None:
-    """Raise OSError unless files of these names can be written into ``folder``, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-    for name in names:
-        if (folder / name).is_dir():
-            raise IsADirectoryError(f"{name} is a folder there")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lbdrop.cli.demo import check_writable, one_line_errors, writing
+from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 

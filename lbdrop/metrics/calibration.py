@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
+from lbdrop.metrics.predictions import check_probabilities
 
 __all__ = ["BINS", "ReliabilityCurve", "accuracy", "brier", "ece", "nll", "reliability_curve"]
 
@@ -100,17 +101,6 @@ def _check(probs: Tensor, labels: Tensor) -> None:
     if probs.dim() != 2 or labels.dim() != 1 or len(probs) != len(labels) or not len(labels):
         raise DropoutError(
             f"want probabilities (batch, classes) and labels (batch,) of at least one example, got {tuple(probs.shape)}"
-            f" and {tuple(labels.shape)}; flatten pixels or tokens into the batch"
+            f" and {tuple(labels.shape)}; pixels and tokens go through metrics.flatten first"
         )
-    sums = probs.float().sum(1)
-    # Written so that NaN fails as well; in half precision sums are off by a few thousandths.
-    if not bool((probs.min() >= 0) & ((sums - 1).abs().max() < 1e-2)):
-        raise DropoutError(
-            f"probabilities: want rows ≥ 0 that sum to 1, got values from {float(probs.min()):.3g} and sums from"
-            f" {float(sums.min()):.3g} to {float(sums.max()):.3g}; apply softmax to logits first"
-        )
-    if not bool((labels.min() >= 0) & (labels.max() < probs.shape[1])):
-        raise DropoutError(
-            f"labels: want classes 0 to {probs.shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}; drop"
-            " examples that carry an ignore index"
-        )
+    check_probabilities(probs, labels)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lbdrop import report
-from lbdrop.report import page
+from lbdrop.report import figures
 
 VOID = {"meta", "br", "img"}
 
@@ -110,7 +110,7 @@ def test_wrong_and_right_digits_are_told_apart():
 
 
 def test_the_picture_is_a_png_with_ink_dark_on_light():
-    picture = page.png([0, 16, 8, 0, 0, 16], width=3)
+    picture = figures.png([0, 16, 8, 0, 0, 16], width=3)
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (3, 2)
     length = struct.unpack(">I", picture[33:37])[0]
@@ -128,6 +128,6 @@ def test_a_page_that_fails_leaves_the_old_one_whole(tmp_path: Path):
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1411, 0.1893), (0.9442, 0.9467), (1e-9, 2e-9), (0.0, 37.0)])
 def test_ticks_are_a_few_and_lie_inside(low: float, high: float):
-    ticks = page._ticks(low, high)
+    ticks = figures.ticks(low, high)
     assert 1 <= len(ticks) <= 4
     assert all(low <= tick <= high for tick in ticks)

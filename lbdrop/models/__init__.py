@@ -1,0 +1,3 @@
+"""Networks whose dropout arrives as an argument: one class serves every method."""
+
+from lbdrop.models.vgg import VGG as VGG

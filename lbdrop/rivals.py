@@ -1,0 +1,75 @@
+r"""The schemes that learned Bernoulli dropout is measured against: the same constructor, the same place in a model.
+
+======== ============================================ =====================================================
+fixed    $z \sim \mathrm{Ber}(p)$, $p$ given          Srivastava et al. 2014; on at test: Gal & Ghahramani 2016
+Concrete $z = \sigma((\alpha + \log\frac{u}{1-u})/t)$ Gal et al. 2017, $t = 0.1$
+Gaussian $z \sim N(1, e^{-\alpha})$, variance ≤ 1     Kingma et al. 2015
+======== ============================================ =====================================================
+
+In each, $\sigma(\alpha)$ is the keep rate: a Gaussian of variance $a$ stands for a drop rate of $a/(1+a)$.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lbdrop.dropout import NoiseLayer
+from lbdrop.priors import expected_norms
+
+__all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
+
+
+class FixedDropout(NoiseLayer):
+    """Bernoulli dropout at a rate that stays; sampled at test time too (MC dropout)."""
+
+    learns = False
+
+    def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
+        return (uniforms >= 1 - self.spread(self.keep, dims)).to(uniforms.dtype)
+
+    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
+        """The weights' part alone: the mask's is a constant."""
+        if norms is None or self.scale == "alpha":
+            return torch.zeros((), device=self.logit.device)
+        return expected_norms(self.logit, norms, s, inverted=self.scale == "inverted")
+
+
+class RegularDropout(FixedDropout):
+    """Dropout as most networks have it: a fixed rate in training, off at test time."""
+
+    samples_at_test = False
+
+
+class ConcreteDropout(NoiseLayer):
+    """A relaxed mask between 0 and 1, through which autograd reaches the rate; biased for Bernoulli masks."""
+
+    temperature = 0.1
+
+    def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
+        # Uniforms of exactly 0 have no logistic noise.
+        noise = torch.logit(uniforms, eps=torch.finfo(uniforms.dtype).eps)
+        return torch.sigmoid((self.spread(self.logit, dims) + noise) / self.temperature)
+
+
+class GaussianDropout(NoiseLayer):
+    """Multiplicative Gaussian noise of mean 1 and learned variance: variational dropout with noise per unit."""
+
+    def variance(self) -> Float[Tensor, "*units"]:
+        """The variance (1−p)/p, at most 1: beyond that the bound's approximation fails and training diverges."""
+        return torch.exp(-self.logit.clamp(min=0.0))
+
+    def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
+        spread = self.spread(self.variance().sqrt(), dims)
+        return 1 + spread * torch.special.ndtri(uniforms.clamp(min=torch.finfo(uniforms.dtype).tiny))
+
+    def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x if mask is None else x * mask
+
+    def gain(self) -> Float[Tensor, "*units"]:
+        return torch.ones_like(self.logit)
+
+    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
+        """Against the log-uniform prior, by the cubic of Kingma et al. 2015, equation 14."""
+        a = self.variance()
+        negative = 0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3
+        return -negative.sum() * (1 if self.units else units)

@@ -1,0 +1,179 @@
+r"""One step's masks, and the gradient of their logits at the end of the step's own backward pass.
+
+Three nodes in the autograd graph do it. Losses note how the caller weighs them (loss scaling, accumulation); each layer's
+masks note their slopes $\partial f/\partial z$; and the logits, which autograd reaches last, ask the estimator for their
+gradients when all of that is known. So one ``backward()`` serves weights and rates, and any optimiser follows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lbdrop import estimators
+from lbdrop.dropout import LearnableDropout, NoiseLayer
+
+__all__ = ["Step"]
+
+
+class _Use:
+    """One use of a layer in a step: what was drawn there, and which units were active."""
+
+    def __init__(self, layer: LearnableDropout, draw: estimators.Draw, keep: Tensor, stack: Tensor):
+        self.layer, self.draw, self.keep, self.stack = layer, draw, keep, stack
+        self.active: Tensor | None = None
+        self.slope: Tensor | None = None
+
+    def see(self, x: Tensor) -> None:
+        """A unit whose activation is 0 under every mask has no influence: its true gradient is 0, an estimate noise."""
+        if self.layer.scale == "alpha":
+            return  # there a dropped unit is not 0
+        active = x != 0
+        mask_dims = self.draw.z.dim() - 1
+        if active.dim() > mask_dims:
+            active = active.any(0)
+        if self.layer.channels:
+            spans = tuple(axis for axis, size in enumerate(self.draw.z.shape[1:]) if size == 1 != active.shape[axis])
+            active = active.any(spans, keepdim=True) if spans else active
+        self.active = active if self.active is None else self.active | active
+
+
+class Step:
+    """The masks of one step, and the gradient of their logits once the losses are known."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, LearnableDropout],
+        estimator: estimators.Estimator,
+        generator: torch.Generator | None,
+    ):
+        self.estimator = estimator
+        self.generator = generator
+        self.masks = estimator.masks if layers else 1  # without learned rates one mask will do
+        self.logits = list({id(layer.logit): layer.logit for layer in layers.values()}.values())
+        self.losses: Tensor
+        self.weights: Tensor
+        self.coupled = False
+        self.begin()
+
+    def begin(self) -> None:
+        self.uses: list[_Use | None] = []  # in the order of the pass; None for a rival's
+        tokens = _Logits.apply(self, *self.logits) if self.logits else ()
+        self.tokens = {id(logit): token for logit, token in zip(self.logits, tokens, strict=True)}
+
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        if not isinstance(layer, LearnableDropout):  # a rival: its gradient, if any, goes through the mask itself
+            self.uses.append(None)
+            return layer.draw(self.masks, shape, x, self.generator)
+        keep = layer.spread(layer.keep.detach(), len(shape))
+        draw = self.estimator.draw(keep, self.masks, shape, self.generator)
+        use = _Use(layer, draw, keep, draw.z)
+        use.see(x)
+        use.stack = _Masks.apply(use, draw.z.to(x.dtype), self.tokens[id(layer.logit)])
+        self.uses.append(use)
+        return use.stack
+
+    def seen(self, use: int, x: Tensor) -> None:
+        if (noted := self.uses[use]) is not None:
+            noted.see(x)
+
+    @property
+    def learned(self) -> list[_Use]:
+        return [use for use in self.uses if use is not None]
+
+    def couples(self, losses: Tensor) -> bool:
+        """Whether the loss of the first or last example has a slope in the masks of any other."""
+        stacks = [use.stack for use in self.learned]
+        if not stacks:
+            return False
+        for example in {0, losses.shape[1] - 1}:
+            slopes = torch.autograd.grad(losses[0, example], stacks, retain_graph=True, allow_unused=True)
+            for use, slope in zip(self.learned, slopes, strict=True):
+                if slope is None:
+                    continue
+                rows = slope[0].movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
+                own = torch.zeros_like(rows)
+                own[example : example + 1] = True  # a slice: the axis may be shorter than the batch
+                if bool((rows & ~own).any()):
+                    return True
+        return False
+
+    def weigh(self, losses: Tensor) -> Tensor:
+        """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
+        self.losses = losses.detach()
+        return _Losses.apply(self, losses)
+
+    def release(self) -> None:
+        """Let go of the graph: a node that holds its own output is never freed."""
+        self.tokens = {}
+        for use in self.learned:
+            del use.stack
+
+    def site(self, use: _Use) -> estimators.Site:
+        # The losses as this backward pass weighs them: loss scaling, accumulation, anything done to the result counts.
+        n = self.losses.shape[0]
+        losses = (self.losses * self.weights * n).to(use.draw.z.dtype)
+        axes = tuple(range(1, use.draw.z.dim()))
+        if self.coupled:
+            losses = losses.sum(1, keepdim=True)
+        else:
+            axes = tuple(axis for axis in axes if axis != use.layer.batch_dim % (use.draw.z.dim() - 1) + 1)
+        shape = [n, *(1 for _ in use.draw.z.shape[1:])]
+        if not self.coupled:
+            shape[use.layer.batch_dim % (use.draw.z.dim() - 1) + 1] = losses.shape[1]
+        slope = None if use.slope is None else use.slope.to(use.draw.z.dtype) * n
+        return estimators.Site(use.draw, use.keep, slope, losses.view(shape), lambda t: t.sum(axes, keepdim=True))
+
+    def logit_gradients(self) -> list[Tensor]:
+        gradients = {id(logit): torch.zeros_like(logit) for logit in self.logits}
+        uses = [use for use in self.learned if use.slope is not None]  # a mask without influence has none
+        for use, gradient in zip(uses, self.estimator.gradients([self.site(use) for use in uses]), strict=True):
+            if use.active is not None:
+                gradient = gradient * use.active
+            logit = use.layer.logit
+            if logit.dim():
+                gradient = gradient.movedim(use.layer.unit_dim, -1).flatten(0, -2).sum(0)
+            gradients[id(logit)] += gradient.sum() if not logit.dim() else gradient
+        return [gradients[id(logit)] for logit in self.logits]
+
+
+class _Logits(torch.autograd.Function):
+    """Hands each layer its logits; backward runs after every mask's, and returns what the estimator makes of them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, *logits: Tensor) -> tuple[Tensor, ...]:
+        ctx.step = step
+        return tuple(logit.view_as(logit) for logit in logits)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.step.logit_gradients()
+
+
+class _Masks(torch.autograd.Function):
+    """The masks of one layer; backward notes the slope ∂f/∂z and leaves the gradient to :class:`_Logits`."""
+
+    @staticmethod
+    def forward(ctx: Any, use: _Use, z: Tensor, token: Tensor) -> Tensor:
+        ctx.use = use
+        return z.view_as(z)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor]:
+        (ctx.use.slope,) = grad_outputs
+        return None, None, torch.zeros_like(ctx.use.layer.logit)
+
+
+class _Losses(torch.autograd.Function):
+    """Notes how the caller's backward pass weighs each loss."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, losses: Tensor) -> Tensor:
+        ctx.step = step
+        return losses.view_as(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        (ctx.step.weights,) = grad_outputs
+        return None, grad_outputs[0]

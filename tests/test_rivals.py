@@ -1,0 +1,116 @@
+"""The rivals: their noise, their cost, and that they stand wherever a learned dropout can."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lbdrop
+from lbdrop import (
+    Bound,
+    ConcreteDropout,
+    DropoutError,
+    FixedDropout,
+    GaussianDropout,
+    LearnableDropout,
+    Objective,
+    RegularDropout,
+    masks,
+    predict,
+)
+from lbdrop.dropout import noise_layers
+
+SCHEMES = {
+    "learned": LearnableDropout,
+    "concrete": ConcreteDropout,
+    "gaussian": GaussianDropout,
+    "mc": FixedDropout,
+    "regular": RegularDropout,
+}
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+    )
+
+
+@pytest.mark.parametrize("per", ["unit", "layer", "model"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_model_serves_every_scheme(scheme, per) -> None:
+    x, y = torch.randn(10, 4), torch.randint(0, 3, (10,))
+    model = network().eval()
+    before = model(x)
+    lbdrop.convert(model, scheme=scheme, per=per, example=x, verbose=False)
+    layers = noise_layers(model)
+    assert {type(layer) for layer in layers.values()} == {SCHEMES[scheme]}
+    torch.testing.assert_close(model(x), before)  # the deterministic pass of all of them is the identity
+    spread = predict(model, x, samples=10).variance
+    assert bool((spread == 0).all() if scheme == "regular" else (spread > 0).all())
+    model.train()
+    loss = Objective(model, examples=100)(lambda m: F.cross_entropy(m(x), y, reduction="none"))
+    loss.backward()
+    assert all((layer.logit.grad is not None) == layer.learns for layer in layers.values())
+    groups = lbdrop.parameter_groups(model)
+    assert bool(groups[1]["params"]) == (scheme not in ("mc", "regular"))
+    with masks.held(model):
+        assert torch.equal(model(x), model(x))
+    torch.testing.assert_close(lbdrop.bake(model)(x), before)
+
+
+def test_fixed_rates_are_kept_and_zero_drops_nothing() -> None:
+    x = torch.ones(100_000, 1)
+    assert float((FixedDropout(rate=0.3)(x) == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert torch.equal(FixedDropout(rate=0.0)(x), x)
+    assert not list(FixedDropout(rate=0.3).parameters())
+    with pytest.raises(DropoutError, match="rate: want"):
+        ConcreteDropout(rate=0.0)
+
+
+def test_concrete_masks_have_the_distribution_of_the_paper() -> None:
+    """Half of the mask's values lie on each side of ½ as often as Bernoulli masks keep; low temperature means 0 or 1."""
+    layer = ConcreteDropout(1, 0.3, scale="none")
+    z = layer(torch.ones(200_000, 1))
+    assert float((z > 0.5).float().mean()) == pytest.approx(0.7, abs=0.01)
+    assert float(((z < 0.05) | (z > 0.95)).float().mean()) > 0.8
+    (gradient,) = torch.autograd.grad(z.mean(), layer.logit)
+    step = 0.01
+    up = torch.sigmoid((layer.logit + step + torch.logit(torch.linspace(0.0005, 0.9995, 1000))) / 0.1).mean()
+    down = torch.sigmoid((layer.logit - step + torch.logit(torch.linspace(0.0005, 0.9995, 1000))) / 0.1).mean()
+    assert gradient.item() == pytest.approx(((up - down) / (2 * step)).item(), rel=0.05)
+
+
+def test_gaussian_noise_has_mean_one_and_the_variance_of_its_rate_up_to_one() -> None:
+    for rate, variance in [(0.2, 0.25), (0.5, 1.0), (0.9, 1.0)]:
+        z = GaussianDropout(1, rate)(torch.ones(400_000, 1)).detach()
+        assert float(z.mean()) == pytest.approx(1.0, abs=0.01)
+        assert float(z.var()) == pytest.approx(variance, rel=0.02)
+
+
+def test_gaussian_kl_follows_the_integral_it_approximates() -> None:
+    """−KL = ½ log a − E log|ε| + const for ε ~ N(1, a) (Kingma et al. 2015): differences between two variances."""
+    draws = torch.randn(2_000_000, dtype=torch.double)
+
+    def exact(a: float) -> float:
+        return float(-0.5 * torch.log(torch.tensor(a)) + torch.log((1 + a**0.5 * draws).abs()).mean())
+
+    def ours(a: float) -> float:
+        layer = GaussianDropout(1, a / (1 + a)).double()
+        return float(layer.kl(None, 1, 1.0, 0.5))
+
+    for a, b in [(0.1, 0.3), (0.3, 0.6), (0.6, 0.95)]:
+        assert ours(a) - ours(b) == pytest.approx(exact(a) - exact(b), abs=0.02)
+
+
+def test_fixed_rates_pay_for_weights_alone_and_the_others_for_their_masks_too() -> None:
+    norms = torch.tensor([1.0, 2.0])
+    entropy = torch.distributions.Bernoulli(0.7).entropy()
+    fixed, learned = FixedDropout(2, 0.3), LearnableDropout(2, 0.3)
+    torch.testing.assert_close(fixed.kl(norms, 2, 1.0, 0.5) - 2 * entropy, learned.kl(norms, 2, 1.0, 0.5))
+    torch.testing.assert_close(ConcreteDropout(2, 0.3).kl(norms, 2, 1.0, 0.5), learned.kl(norms, 2, 1.0, 0.5))
+
+
+def test_a_rival_takes_one_pass_a_step() -> None:
+    model = lbdrop.convert(network(), scheme="concrete", verbose=False)
+    objective = Objective(model, Bound(model, 1, weight=0.0), generator=torch.Generator().manual_seed(0))
+    assert objective.evaluate(lambda m: m(torch.randn(6, 4)).sum(1)).shape == (1, 6)
