@@ -51,7 +51,7 @@ class Objective:
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
-        check: look at every loss for NaN and infinity before anything is changed; on a GPU this waits for the step.
+        check: refuse NaN and infinite losses before anything is changed; on a GPU the error comes from ``backward()``.
         generator: draws the masks.
 
     Example:
@@ -111,7 +111,10 @@ class Objective:
                 result, reached = run(self.core, lambda: losses(self.core), step.masks, step)
             self._report_unreached(reached)
         self._check_losses(result)
-        if torch.is_grad_enabled() and result.requires_grad:
+        differentiated = torch.is_grad_enabled() and result.requires_grad
+        if self.check:
+            step.check(result, defer=result.is_cuda and differentiated and bool(step.learned))
+        if differentiated:
             self._check_batch(step, result)
             step.coupled = self._is_coupled(step, result)
             result = step.weigh(result)
@@ -137,12 +140,6 @@ class Objective:
             raise DropoutError(
                 f"loss: want one loss per example, shape (batch,), got {tuple(result.shape[1:])}; use reduction='none',"
                 " and .flatten(1).mean(1) where an example has several losses"
-            )
-        if self.check and not bool(torch.isfinite(result).all()):
-            bad = (~torch.isfinite(result)).any(0).nonzero().flatten().tolist()
-            raise DropoutError(
-                f"loss: want finite numbers, got NaN or infinity for examples {bad[:8]} of this batch; look at their"
-                " inputs, or lower the learning rate. No parameter has been changed"
             )
 
     def _check_batch(self, step: Step, result: Tensor) -> None:

@@ -30,7 +30,13 @@ class LearnableRecurrent(nn.RNNBase):
         module.original = type(original)
         module.dropout = 0.0
         module.between = nn.ModuleList(dropouts)
+        module.flatten_parameters()
         return module
+
+    def flatten_parameters(self) -> None:
+        """Lay out each level's weights in one piece, as cuDNN wants them; torch calls this when the module moves."""
+        for level in range(self.num_layers):
+            self._level(level).flatten_parameters()
 
     def plain(self) -> nn.RNNBase:
         """Back to the torch layer, dropout off; an unscaled mask's mean goes into the weights that follow it."""

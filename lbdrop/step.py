@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lbdrop import estimators
 from lbdrop.dropout import LearnableDropout, NoiseLayer
+from lbdrop.errors import DropoutError
 
 __all__ = ["Step"]
 
@@ -55,6 +56,7 @@ class Step:
         self.losses: Tensor
         self.weights: Tensor
         self.coupled = False
+        self.asked: torch.cuda.Event | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -98,6 +100,27 @@ class Step:
                 if bool((rows & ~own).any()):
                     return True
         return False
+
+    def check(self, losses: Tensor, defer: bool) -> None:
+        """Refuse losses that are not finite, before any parameter can change.
+
+        Asking a GPU right away would leave it idle while backward is set up. The question is put at once, the answer read
+        when all of backward has been queued: still before any optimiser step.
+        """
+        finite = torch.isfinite(losses)
+        if not defer:
+            return _refuse(finite)
+        self.finite = finite
+        self.answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self.answer.copy_(finite.all(), non_blocking=True)
+        self.asked = torch.cuda.Event()
+        self.asked.record()
+
+    def read_answer(self) -> None:
+        if self.asked is not None:
+            self.asked.synchronize()
+            if not self.answer:
+                _refuse(self.finite)
 
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
@@ -148,7 +171,9 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.step.logit_gradients()
+        gradients = ctx.step.logit_gradients()
+        ctx.step.read_answer()
+        return None, *gradients
 
 
 class _Masks(torch.autograd.Function):
@@ -177,3 +202,12 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
         (ctx.step.weights,) = grad_outputs
         return None, grad_outputs[0]
+
+
+def _refuse(finite: Tensor) -> None:
+    bad = (~finite).any(0).nonzero().flatten().tolist()
+    if bad:
+        raise DropoutError(
+            f"loss: want finite numbers, got NaN or infinity for examples {bad[:8]} of this batch; look at their inputs, or"
+            " lower the learning rate. No parameter has been changed"
+        )

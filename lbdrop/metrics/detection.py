@@ -51,7 +51,7 @@ def auroc(score: Float[Tensor, "batch"], positive: Bool[Tensor, "batch"]) -> Flo
     _, group, size = score.unique(return_inverse=True, return_counts=True)
     mean_rank = size.cumsum(0) - (size - 1).double() / 2
     n = positive.sum()
-    above = mean_rank[group[positive]].sum() - n * (n + 1) / 2
+    above = mean_rank[group[positive]].sum() - n * (n + 1) // 2
     return above / (n * (~positive).sum()).double()
 
 

@@ -122,7 +122,7 @@ def patches(
     count = summed(valid.long())
     seen = count > 0
     means = summed(entropy.double().where(valid, 0))[seen] / count[seen]
-    return means, 2 * summed((correct & valid).long())[seen] > count[seen]
+    return means.to(entropy.dtype), 2 * summed((correct & valid).long())[seen] > count[seen]
 
 
 def sweep(lowest: float, highest: float, steps: int = STEPS) -> Float[Tensor, "steps"]:

@@ -45,6 +45,7 @@ class Pre(nn.Module):
         super().__init__()
         for name, value in _imagenet().items():
             self.register_buffer(name, value)
+        self.register_load_state_dict_pre_hook(_imagenet_unless_given)
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < SMALLEST:
@@ -55,12 +56,6 @@ class Pre(nn.Module):
         if not images.is_floating_point():
             raise DropoutError(f"images: want floating point in [0, 1], got {images.dtype}; divide bytes by 255")
         return F.conv2d(images, self.weight, self.bias)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # A state dict without these is torchvision's, whose weights expect ImageNet's mean and deviation.
-        for name, value in _imagenet().items():
-            state_dict.setdefault(prefix + name, value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class VGG(nn.Module):
@@ -153,6 +148,8 @@ class VGG(nn.Module):
             found, needed = _read_state(path), ("features", *(f"classifier.{i}" for i in (0, 3, 6)))
         found = {name: value for name, value in found.items() if not any(_below(name, prefix) for prefix in fresh)}
         self._check(path, found, needed, fresh)
+        if "pre" in fresh:
+            found |= {f"pre.{name}": value for name, value in self.pre.state_dict().items()}
         self.load_state_dict(found, strict=False)
         return self
 
@@ -179,24 +176,30 @@ class VGG(nn.Module):
             return "pass fresh='classifier.6' to start that layer fresh, or give VGG the file's number of classes"
         if _below(name, "classifier"):
             return "pass fresh='classifier' to start its layers fresh, or give VGG the width and pool of the file"
-        depth = 3 + sum(value.dim() == 4 and _below(key, "features") for key, value in found.items())
+        return self._other_depth(sum(value.dim() == 4 and _below(key, "features") for key, value in found.items()))
+
+    def _other_depth(self, convolutions: int) -> str:
+        depth = convolutions + 3
         if depth in BLOCKS and depth != self.depth:
-            return f"the file has the convolutions of VGG{depth}: build VGG({depth}), or find weights of VGG{self.depth}"
-        return f"want weights of VGG{self.depth} without batch normalisation, named as torchvision names them"
+            return (
+                f"the file has the convolutions of VGG{depth}: build VGG({depth}), or find weights of VGG{self.depth}"
+            )
+        return f"find weights of VGG{self.depth} without batch normalisation, named as VGG.load says"
 
     def _renamed(self, path: Path, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """From conv3_1, the name in the paper's notation, to features.10, the name in the module."""
         paper = [f"conv{block}_{i}" for block, n in enumerate(BLOCKS[self.depth], 1) for i in range(1, n + 1)]
         convolutions = [name for name, m in self.features.named_children() if isinstance(m, nn.Conv2d)]
         module = dict(zip(paper, (f"features.{name}" for name in convolutions), strict=True)) | {"pre": "pre"}
-        for name in [*(f"{layer}.{part}" for layer in module for part in ("weight", "bias")), *arrays]:
-            # Said here, where the name is still the file's own.
+        advice = self._other_depth(sum(name.startswith("conv") and name.endswith(".weight") for name in arrays))
+        # Said here, where the name is still the file's own.
+        for name in (f"{layer}.{part}" for layer in module for part in ("weight", "bias")):
             if name not in arrays:
-                raise DropoutError(f"{path}: {name}: want this array, got only {_some(arrays)}; find weights of this depth")
+                raise DropoutError(f"{path}: {name}: want this array, got only {_some(arrays)}; {advice}")
+        for name, value in arrays.items():
             if name.partition(".")[0] not in module:
                 raise DropoutError(
-                    f"{path}: {name}: want no such array for VGG{self.depth}, got shape {tuple(arrays[name].shape)};"
-                    " build VGG with the depth of the file"
+                    f"{path}: {name}: want no such array for VGG{self.depth}, got shape {tuple(value.shape)}; {advice}"
                 )
         return {f"{module[name.partition('.')[0]]}.{name.partition('.')[2]}": value for name, value in arrays.items()}
 
@@ -225,6 +228,12 @@ def _imagenet() -> dict[str, Tensor]:
     return {"weight": torch.diag(1 / std)[:, :, None, None], "bias": -mean / std}
 
 
+def _imagenet_unless_given(pre: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    # A state dict without these is torchvision's, whose weights expect ImageNet's mean and deviation.
+    for name, value in _imagenet().items():
+        state_dict.setdefault(prefix + name, value)
+
+
 def _below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
@@ -240,10 +249,19 @@ def _some(names: Mapping[str, Any]) -> str:
 def _read_npz(path: Path) -> dict[str, Tensor]:
     _found(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return {name: torch.from_numpy(value) for name, value in arrays.items()}
-    except (OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        EOFError,
+        KeyError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise DropoutError(f"{path}: want an .npz of number arrays, got {_reason(error)}; fetch it again") from error
 
 
@@ -278,7 +296,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _found(path: Path) -> None:
     if not path.is_file():
-        raise DropoutError(f"{path}: want a file of weights, got none there; torchvision's VGG files fit, or leave load out")
+        raise DropoutError(
+            f"{path}: want a file of weights, got none there; torchvision's VGG files fit, or leave load out"
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from lbdrop.errors import DropoutError
@@ -55,6 +57,24 @@ def test_brier_of_many_classes_sums_over_all_of_them():
 def test_ece_agrees_with_a_loop_over_bins_and_examples(seed: int, bins: int):
     probs, labels = random_case(seed, examples=150)
     assert float(ece(probs, labels, bins)) == pytest.approx(ece_by_loop(probs.numpy(), labels.numpy(), bins))
+
+
+@pytest.mark.parametrize("bins", [7, 15])
+def test_ece_agrees_with_torchmetrics(bins: int):
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    probs, labels = random_case(6)
+    expected = functional.multiclass_calibration_error(probs, labels, num_classes=10, n_bins=bins, norm="l1")
+    assert float(ece(probs, labels, bins)) == pytest.approx(float(expected))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 6), st.integers(1, 40), st.integers(1, 30))
+def test_every_measure_stays_in_its_range(seed: int, classes: int, examples: int, bins: int):
+    probs, labels = random_case(seed, classes, examples)
+    assert 0 <= float(ece(probs, labels, bins)) <= 1
+    assert 0 <= float(accuracy(probs, labels)) <= 1
+    assert 0 <= float(brier(probs, labels)) <= 2
+    assert float(nll(probs, labels)) >= 0
 
 
 def test_ece_has_fifteen_bins_unless_told():

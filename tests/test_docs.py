@@ -1,0 +1,73 @@
+"""Documentation cannot rot: its code is run, its links lead somewhere, and its numbers are those of the results."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import lbdrop
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code(path: Path) -> str:
+    """The Python blocks of a page at their own lines, so that an error names the line of the page."""
+    inside, lines = False, []
+    for line in path.read_text().splitlines():
+        fence = line.startswith("```")
+        lines.append(line if inside and not fence else "")
+        if fence:
+            inside = not inside and line.strip() == "```python"
+    return "\n".join(lines)
+
+
+def preamble() -> dict[str, Any]:
+    """What the pages take as given."""
+    x, y = torch.randn(16, 64), torch.randint(0, 10, (16,))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    return {"torch": torch, "nn": nn, "F": F, "lbdrop": lbdrop, "model": model, "x": x, "y": y,
+            "train": TensorDataset(x, y), "__name__": "page"}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_of_a_page_runs(page: Path) -> None:
+    exec(compile(code(page), str(page), "exec"), preamble())
+
+
+def test_code_is_found_at_its_own_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text\n\n```python\na = 1\n```\n\n```\nnot code\n```\n\n```python\nb = a\n```\n")
+    assert code(page).splitlines() == ["", "", "", "a = 1", "", "", "", "", "", "", "", "b = a"]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{name(page)}: {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
+
+
+def test_the_numbers_of_the_readmes_toy_table_are_those_of_its_results() -> None:
+    table = (ROOT / "README.md").read_text().partition("<!-- toy table -->")[2].partition("\n\n")[0]
+    numbers = re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", table)
+    results = (ROOT / "experiments/toy/results/toy.json").read_text()
+    known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))
+    assert len(numbers) >= 20
+    assert not set(numbers) - known
