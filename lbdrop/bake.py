@@ -94,22 +94,18 @@ def _tied(model: nn.Module, module: nn.Module) -> bool:
     return len(holders) > 1
 
 
-def input_axis(weight: Tensor, module: nn.Module, units: int) -> Tensor:
-    """A view of a layer's weights as (outputs, units, rest): the units that feed it in the middle."""
-    if isinstance(module, TRANSPOSED):
-        return weight.unsqueeze(0).flatten(2)
-    if getattr(module, "groups", 1) > 1:
-        raise DropoutError(f"want a convolution without groups behind a dropout to fold into, got {module}")
-    return weight.reshape(weight.shape[0], units, -1)
-
-
 @torch.no_grad()
 def scale_inputs(module: nn.Module, gain: Tensor) -> None:
+    """Multiply what each unit feeds; a flattened map feeds a block of columns for each channel."""
     weight = module.get_parameter("weight")
     if not gain.dim():
         weight.mul_(gain)
         return
-    scaled = input_axis(weight, module, gain.numel()) * gain[:, None]
+    if isinstance(module, TRANSPOSED):
+        weight.mul_(gain.view(-1, *[1] * (weight.dim() - 1)))
+        return
+    groups = getattr(module, "groups", 1)
+    scaled = weight.reshape(groups, weight.shape[0] // groups, gain.numel() // groups, -1) * gain.view(groups, 1, -1, 1)
     weight.copy_(scaled.reshape(weight.shape))
 
 

@@ -57,6 +57,8 @@ class NoiseLayer(nn.Module):
     logit: Tensor
     learns: ClassVar[bool] = True
     """Whether the rate is a parameter."""
+    estimated: ClassVar[bool] = False
+    """Whether the rate's gradient comes from an estimator, that is, inside an objective alone."""
     samples_at_test: bool = True
     """Whether :func:`lbdrop.predict` draws masks here."""
 
@@ -169,7 +171,9 @@ class NoiseLayer(nn.Module):
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
-        keep = self.spread(self.keep, x.dim())
+        # A plain call has no estimator behind it: half of a gradient would be worse than none.
+        keep = self.keep.detach() if self.estimated and self.source is None else self.keep
+        keep = self.spread(keep, x.dim())
         if self.scale == "inverted":
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
             return x if mask is None else x * mask * (1 / keep).to(x.dtype)
@@ -221,6 +225,7 @@ class LearnableDropout(NoiseLayer):
     """
 
     logit: nn.Parameter  # pyright: ignore[reportIncompatibleVariableOverride]
+    estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
         return (uniforms > 1 - self.spread(self.keep.detach(), dims)).to(uniforms.dtype)

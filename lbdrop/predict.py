@@ -231,6 +231,8 @@ def _plan(model: nn.Module, call: Callable[..., Tensor], batch: Any, samples: in
     # An operation holds its input, its output and a workspace.
     masks_at_once = int(min(samples, max(1, (budget // 3 / examples - before) // max(behind, 1))))
     examples_at_once = int(min(examples, max(1, budget // 3 // (before + masks_at_once * behind))))
+    if any(layer.batch_dim for layer in noise_layers(model).values()):
+        examples_at_once = examples  # sequence-first inside, so perhaps outside: the first axis may not be examples
     return _Plan(examples_at_once, masks_at_once)
 
 

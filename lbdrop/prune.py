@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lbdrop.bake import TRANSPOSED, fold, input_axis, unwrap
+from lbdrop.bake import TRANSPOSED, fold, unwrap
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import Neighbours, neighbours
@@ -82,13 +82,13 @@ def _remove(model: nn.Module, around: Neighbours, alive: Tensor) -> None:
     for name in around.consumers:
         consumer: Any = model.get_submodule(name)
         weight = consumer.weight
-        kept = input_axis(weight, consumer, units)[:, alive]
         if isinstance(consumer, TRANSPOSED):
-            consumer.weight = nn.Parameter(weight[alive])
+            kept = weight[alive]
         elif isinstance(consumer, nn.Linear):
-            consumer.weight = nn.Parameter(kept.reshape(weight.shape[0], -1))
+            kept = weight.reshape(weight.shape[0], units, -1)[:, alive].flatten(1)
         else:
-            consumer.weight = nn.Parameter(kept.reshape(weight.shape[0], count, *weight.shape[2:]))
+            kept = weight[:, alive]
+        consumer.weight = nn.Parameter(kept)
         _set_count(consumer, "in", consumer.weight.shape[1] if isinstance(consumer, nn.Linear) else count)
 
 

@@ -67,6 +67,7 @@ def sequential(scale) -> dict[str, tuple[nn.Module, Tensor]]:
         "first": (nn.Sequential(drop(4), nn.Linear(4, 5)), torch.randn(3, 4)),
         "alone": (nn.Sequential(drop(4)), torch.randn(3, 4)),
         "conv": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.MaxPool2d(2), nn.Conv2d(5, 2, 2)), torch.randn(2, 3, 8, 8)),
+        "grouped": (nn.Sequential(nn.Conv2d(3, 6, 3), drop(6, channels=True), nn.Conv2d(6, 4, 2, groups=2)), torch.randn(2, 3, 8, 8)),
         "flattened": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.Flatten(), nn.Linear(180, 2)), torch.randn(2, 3, 8, 8)),
         "transposed": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.ConvTranspose2d(5, 2, 2)), torch.randn(2, 3, 8, 8)),
         "norm": (BehindNorm(False, scale), torch.randn(3, 5)),

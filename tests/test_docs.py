@@ -69,5 +69,5 @@ def test_the_numbers_of_the_readmes_toy_table_are_those_of_its_results() -> None
     numbers = re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", table)
     results = (ROOT / "experiments/toy/results/toy.json").read_text()
     known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))
-    assert len(numbers) >= 20
+    assert len(numbers) >= 16
     assert not set(numbers) - known

@@ -101,3 +101,12 @@ def test_eval_samples_only_when_asked() -> None:
     assert torch.equal(layer(x), x)
     with masks.drawn(layer):
         assert not torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize("scale", ["none", "inverted", "alpha"])
+def test_a_plain_training_call_gives_the_rate_no_gradient(scale) -> None:
+    """Without an objective only the path-wise half would be there, and it points the wrong way."""
+    layer = LearnableDropout(4, scale=scale)
+    y = layer(torch.randn(3, 4, requires_grad=True)).sum()
+    y.backward()
+    assert layer.logit.grad is None

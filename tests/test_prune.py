@@ -83,6 +83,15 @@ def test_feed_forward_units_of_a_transformer_layer_are_removed() -> None:
         torch.testing.assert_close(smaller(x), layer(x), atol=1e-6, rtol=1e-5)
 
 
+def test_units_before_a_grouped_convolution_stay_and_are_zeroed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), channels(8), nn.Conv2d(8, 4, 3, groups=2)).eval()
+    model[1].logit.data[[0, 5]] = -9
+    x = torch.randn(2, 3, 9, 9)
+    keep = model[1].keep.detach()
+    with masks.fixed(model, {"1": (keep * (keep > 0.1)).view(-1, 1, 1)}):
+        torch.testing.assert_close(prune(model)(x), model(x), atol=1e-6, rtol=1e-5)
+
+
 def test_the_original_is_left_alone() -> None:
     model = MODELS["linear"][0]()
     model[2].logit.data[:4] = -9

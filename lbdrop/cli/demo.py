@@ -1,4 +1,4 @@
-"""``lbdrop demo``: learned against fixed dropout on handwritten digits, in about a minute."""
+"""``lbdrop demo``: learned against fixed dropout on handwritten digits, in a minute or two."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

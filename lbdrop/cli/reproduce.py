@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from lbdrop.cli.cifar10 import cifar10
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
@@ -17,6 +18,7 @@ from lbdrop.records import write_json
 __all__ = ["app", "toy"]
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment of the paper again.")
+app.command()(cifar10)
 
 
 @app.callback()

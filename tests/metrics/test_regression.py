@@ -75,7 +75,8 @@ def test_coverage_agrees_with_quantiles_found_by_bisection(level: float):
         centres = samples[:, i].numpy()
 
         def quantile(q: float, centres: np.ndarray = centres) -> float:
-            return scipy.optimize.brentq(lambda y: scipy.stats.norm.cdf(y, centres, 0.5).mean() - q, -20, 20)
+            gap = lambda y: scipy.stats.norm.cdf(y, centres, 0.5).mean() - q  # noqa: E731
+            return scipy.optimize.root_scalar(gap, bracket=(-20, 20), xtol=1e-12).root
 
         inside += quantile((1 - level) / 2) <= float(targets[i]) <= quantile((1 + level) / 2)
     assert float(interval_coverage(samples, targets, 0.25, level)) == pytest.approx(inside / 50)

@@ -1,0 +1,311 @@
+"""CIFAR-10 on VGG19 with every dropout scheme: one run is one function, one record, one JSON.
+
+``paper`` is the published recipe; ``fast`` reaches its accuracy in well under a minute on one H200 and is the same for
+every method. Validation images choose, test images are looked at once.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbdrop import (
+    ConcreteDropout,
+    FixedDropout,
+    GaussianDropout,
+    LearnableDropout,
+    Objective,
+    Predictive,
+    RegularDropout,
+    predict,
+)
+from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.metrics import calibration, detection, pavpu
+from lbdrop.models.vgg import VGG
+from lbdrop.records import provenance
+from lbdrop.vision.cifar10 import Batches, Images, as_input
+from lbdrop.vision.corruptions import corrupt
+from lbdrop.vision.train import Schedule, fit
+
+__all__ = ["GRID", "METHODS", "RECIPES", "Settings", "contestants", "run"]
+
+METHODS: dict[str, tuple[str, type[NoiseLayer], str]] = {
+    "lbd-unit": ("LBD, a rate per unit", LearnableDropout, "unit"),
+    "lbd-layer": ("LBD, a rate per layer", LearnableDropout, "layer"),
+    "lbd-model": ("LBD, one rate", LearnableDropout, "model"),
+    "concrete": ("Concrete, a rate per unit", ConcreteDropout, "unit"),
+    "gaussian": ("Gaussian, a variance per unit", GaussianDropout, "unit"),
+    "mc": ("MC dropout", FixedDropout, "layer"),
+    "regular": ("regular dropout", RegularDropout, "layer"),
+}
+GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+CORRUPTIONS = ("gaussian noise", "gaussian blur", "jpeg")
+FOREIGN = "Tiny-ImageNet validation without overlapping classes"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run's numbers."""
+
+    method: str = "lbd-unit"
+    seed: int = 0
+    recipe: str = "fast"
+    rate: float = 0.5
+    """The fixed rate, or the one a learned rate starts from."""
+    size: int = 64
+    batch: int = 256
+    epochs: int = 12
+    lr: float = 1e-4
+    rate_lr: float = 1e-2
+    constant_lr: bool = False
+    augment: bool = True
+    pool: int = 2
+    width: int = 4096
+    depth: int = 19
+    samples: int = 10
+    validation: int = 5_000
+
+    @property
+    def name(self) -> str:
+        """The file a run is kept in."""
+        return f"{self.recipe}-{self.method}-{self.rate:g}-seed{self.seed}"
+
+    def check(self) -> "Settings":
+        if self.method not in METHODS:
+            raise DropoutError(f"method: want one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.recipe not in RECIPES:
+            raise DropoutError(f"recipe: want one of {', '.join(RECIPES)}, got {self.recipe!r}")
+        return self
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "fast": {},
+    "paper": {
+        "size": 224, "batch": 64, "epochs": 300, "lr": 1e-5, "rate_lr": 1e-3, "constant_lr": True, "augment": False,
+        "pool": 7,
+    },
+}  # fmt: skip
+
+
+def contestants(base: Settings, seeds: int) -> Iterator[Settings]:
+    """The whole table: every method, and the grid of fixed rates, seed by seed."""
+    for seed in range(seeds):
+        for method in METHODS:
+            yield replace(base, method=method, seed=seed, rate=0.5)
+        for rate in GRID:
+            if rate != 0.5:
+                yield replace(base, method="mc", seed=seed, rate=rate)
+
+
+def run(
+    settings: Settings,
+    images: Images,
+    *,
+    weights: Path | None = None,
+    foreign: Tensor | None = None,
+    device: str | torch.device | None = None,
+    checkpoints: Path | None = None,
+    shifts: Mapping[str, Sequence[Tensor]] | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train one network and measure everything.
+
+    ``foreign`` are images of other classes and ``shifts`` corrupted test images (see :func:`corruptions`), as bytes.
+    """
+    settings.check()
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(settings.seed)
+    split = images.split(settings.validation).to(device)
+    network = build(settings, weights).to(device)
+    if device.type == "cuda":
+        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    objective = Objective(network, examples=len(split.train_labels))
+    batches = Batches(
+        split.train, split.train_labels, settings.batch, settings.size, train=True, augment=settings.augment,
+        generator=torch.Generator().manual_seed(settings.seed),
+    )  # fmt: skip
+    schedule = Schedule(settings.epochs, settings.lr, settings.rate_lr, constant=settings.constant_lr)
+    start = time.perf_counter()
+    history = fit(network, objective, batches, schedule, seed=settings.seed, checkpoints=checkpoints, progress=progress)
+    trained = time.perf_counter()
+
+    def look(pictures: Tensor) -> Predictive:
+        return look_at(network, pictures, settings, device)
+
+    validation = look(split.validation)
+    start_test = time.perf_counter()
+    test = look(split.test)
+    test_seconds = time.perf_counter() - start_test
+    assert validation.entropy is not None
+    ends = float(validation.entropy.min()), float(validation.entropy.max())
+    record: dict[str, Any] = {
+        "experiment": "cifar10",
+        "method": settings.method,
+        "label": METHODS[settings.method][0],
+        "seed": settings.seed,
+        "recipe": settings.recipe,
+        "settings": asdict(settings),
+        "protocol": _protocol(settings, weights),
+        "provenance": provenance(),
+        "validation": measures(validation, split.validation_labels.cpu(), ends),
+        "test": measures(test, split.test_labels.cpu(), ends),
+        **curves(test, split.test_labels.cpu(), ends),
+        "rates": {name: _rates(layer) for name, layer in noise_layers(network).items()},
+        "seconds": {
+            "train": trained - start,
+            "per_epoch": [epoch["seconds"] for epoch in history],
+            "predict": test_seconds,
+        },
+        "history": history,
+        "ood": None,
+        "corruptions": None,
+    }
+    if foreign is not None:
+        record["ood"] = {"set": FOREIGN, "count": len(foreign), **out_of_distribution(test, look(foreign))}
+    if shifts is not None:
+        labels = split.test_labels.cpu()
+        record["corruptions"] = {kind: [under(look(x), labels, i) for i, x in enumerate(levels, 1)]
+                                 for kind, levels in shifts.items()}  # fmt: skip
+    record["peak_bytes"] = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    return record
+
+
+def build(settings: Settings, weights: Path | None) -> nn.Module:
+    """The network with the method's dropout in both places; convolutions from ``weights`` if given."""
+    _, kind, per = METHODS[settings.method]
+    shared: list[nn.Parameter] = []
+
+    def dropout(units: int) -> NoiseLayer:
+        layer = kind(
+            units if per == "unit" else None, settings.rate, logit=shared[0] if shared and per == "model" else None
+        )
+        if isinstance(layer.logit, nn.Parameter):
+            shared.append(layer.logit)
+        return layer
+
+    network = VGG(settings.depth, dropout=dropout, classes=10, width=settings.width, pool=settings.pool)
+    if weights is not None:
+        convolutions = _convolutions(settings.depth, weights)
+        network.load_state_dict(copy.deepcopy(convolutions), strict=False)
+    return network
+
+
+@lru_cache(maxsize=1)
+def _convolutions(depth: int, weights: Path) -> dict[str, Tensor]:
+    """Read once for a whole table; a torchvision file's classifier has other shapes and starts fresh here."""
+    fresh = () if weights.suffix == ".npz" else "classifier"
+    network = VGG(depth, classes=10, width=8, pool=1).load(weights, fresh=fresh)
+    return {name: value for name, value in network.state_dict().items() if not name.startswith("classifier")}
+
+
+def look_at(network: nn.Module, pictures: Tensor, settings: Settings, device: torch.device) -> Predictive:
+    """The predictive distribution of byte images, kept on the host."""
+    loader = (as_input(part.to(device), settings.size) for part in pictures.split(1_000))
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        return predict(network, loader, samples=settings.samples, keep_samples=False, progress=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def measures(p: Predictive, labels: Tensor, ends: tuple[float, float]) -> dict[str, float]:
+    """Every number of one set of images; ``ends`` are the smallest and largest entropy on validation images."""
+    assert p.entropy is not None
+    correct = p.mean.argmax(1) == labels
+    values: dict[str, Tensor] = {
+        "accuracy": calibration.accuracy(p.mean, labels),
+        "nll": calibration.nll(p.mean, labels),
+        "brier": calibration.brier(p.mean, labels),
+        "ece": calibration.ece(p.mean, labels),
+        "aurc": detection.aurc(p.entropy, correct),
+        "pavpu_mean_entropy": pavpu.pavpu_at_mean_entropy(p.entropy, correct),
+        "pavpu_sweep": pavpu.pavpu_over_sweep(p.entropy, correct, *ends),
+    }
+    if bool(correct.any()) and not bool(correct.all()):  # undefined where all are right or all wrong
+        values["auroc_misclassification"] = detection.misclassification_auroc(p.entropy, correct)
+    return {name: float(value) for name, value in values.items()}
+
+
+def curves(p: Predictive, labels: Tensor, ends: tuple[float, float]) -> dict[str, Any]:
+    """What the figures need: PAvPU over thresholds, reliability, and the images at both ends of certainty."""
+    assert p.entropy is not None
+    predicted = p.mean.argmax(1)
+    thresholds = pavpu.sweep(*ends)
+    swept = pavpu.pavpu_counts(p.entropy, predicted == labels, thresholds).pavpu
+    bins = calibration.reliability_curve(p.mean, labels)
+    order = p.entropy.argsort(stable=True).tolist()
+
+    def shown(index: int) -> dict[str, Any]:
+        entropy = float(p.entropy[index]) if p.entropy is not None else 0.0
+        return {"index": index, "entropy": entropy, "predicted": int(predicted[index]), "truth": int(labels[index])}
+
+    return {
+        "pavpu_curve": {"t": torch.linspace(0, 1, len(swept)).tolist(), "pavpu": swept.tolist()},
+        "reliability": {
+            "confidence": _finite(bins.confidence),
+            "accuracy": _finite(bins.accuracy),
+            "count": bins.count.tolist(),
+        },
+        "certainty": {"least": [shown(i) for i in order[:-13:-1]], "most": [shown(i) for i in order[:12]]},
+    }
+
+
+def out_of_distribution(home: Predictive, away: Predictive) -> dict[str, float]:
+    """How well two scores tell foreign images from test images."""
+    result = {}
+    for score in ("entropy", "mutual_information"):
+        a, b = getattr(home, score), getattr(away, score)
+        result[score] = float(detection.out_of_distribution_auroc(a, b))
+    return result
+
+
+def corruptions(images: Tensor) -> dict[str, list[Tensor]]:
+    """Test images at the five severities of three corruptions: made once, looked at by every method."""
+    return {
+        kind: [
+            corrupt(images, kind.replace(" ", "_"), severity, torch.Generator(images.device).manual_seed(severity))
+            for severity in range(1, 6)
+        ]
+        for kind in CORRUPTIONS
+    }
+
+
+def under(p: Predictive, labels: Tensor, severity: int) -> dict[str, float]:
+    """Accuracy and calibration under a corruption."""
+    accuracy, ece = calibration.accuracy(p.mean, labels), calibration.ece(p.mean, labels)
+    return {"severity": severity, "accuracy": float(accuracy), "ece": float(ece)}
+
+
+def _rates(layer: NoiseLayer) -> dict[str, Any]:
+    rates = layer.rate.float().cpu()
+    return {
+        "mean": float(rates.mean()),
+        "min": float(rates.min()),
+        "max": float(rates.max()),
+        "counts": torch.histc(rates, 20, 0, 1).int().tolist(),
+    }
+
+
+def _finite(values: Tensor) -> list[float | None]:
+    return [float(v) if torch.isfinite(v) else None for v in values]
+
+
+def _protocol(settings: Settings, weights: Path | None) -> str:
+    start = "convolutions pretrained on ImageNet" if weights else "all weights fresh"
+    return (
+        f"VGG{settings.depth}, {start}, classifier fresh, {settings.size}×{settings.size} pixels, last map averaged to"
+        f" {settings.pool}×{settings.pool}; {settings.epochs} epochs, batch {settings.batch}, Adam {settings.lr:g}"
+        f" ({'constant' if settings.constant_lr else 'warm-up and cosine'}), rates {settings.rate_lr:g},"
+        f" {'shifts of 4 pixels and mirroring' if settings.augment else 'no augmentation'}; {settings.validation:,} train"
+        f" images held out for validation; last epoch, {settings.samples} masks at test; every method minimises the mean"
+        " loss plus KL/N with s = 1"
+    )
