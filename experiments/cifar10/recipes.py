@@ -59,14 +59,14 @@ class Settings:
     recipe: str = "fast"
     rate: float = 0.5
     """The fixed rate, or the one a learned rate starts from."""
-    size: int = 64
+    size: int = 96
     batch: int = 256
-    epochs: int = 12
+    epochs: int = 5
     lr: float = 1e-4
     rate_lr: float = 1e-2
     constant_lr: bool = False
     augment: bool = True
-    pool: int = 2
+    pool: int = 3
     width: int = 4096
     depth: int = 19
     samples: int = 10

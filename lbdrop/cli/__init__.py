@@ -2,7 +2,7 @@
 
 import typer
 
-from lbdrop.cli import demo, reproduce
+from lbdrop.cli import demo, report, reproduce
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -10,4 +10,5 @@ app = typer.Typer(
     help="Learned Bernoulli dropout for PyTorch.",
 )
 app.command()(demo.demo)
+app.command()(report.report)
 app.add_typer(reproduce.app, name="reproduce")

@@ -37,8 +37,14 @@ CHART_STYLE = (
 h3 { font-size: 1rem; margin: 26px 0 8px; }
 .digits b.class { white-space: normal; }
 .chosen th, .chosen td { background: color-mix(in srgb, var(--m-mc) 12%, transparent); }
+.scroll { overflow-x: auto; }
+.panels + .panels { margin-top: 14px; }
 .tight td, .tight th { padding-right: 10px; font-size: 0.875rem; }
 .tight thead th { white-space: normal; vertical-align: bottom; }
+@media (max-width: 700px) {
+  .tight td { gap: 12px; padding-right: 0; white-space: normal; }
+  .tight td span { flex: none; white-space: nowrap; text-align: right; }
+}
 """
 )
 
@@ -63,7 +69,9 @@ def legend(rows: Sequence[Row], chosen: str | None) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen: str | None, zero: bool = False) -> str:
+def curves(
+    title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen: str | None, zero: bool = False
+) -> str:
     """One line for each method over a common axis."""
     width, height, left, right, top, bottom = 380, 250, 44, 10, 10, 210
     points = [point for _, line in drawn for point in line]
@@ -72,16 +80,21 @@ def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen
     low, high = min(ys) - margin, max(ys) + margin
     x, y = _scale(min(xs), max(xs), left, width - right), _scale(low, high, bottom, top)
     marks = []
-    for tick in ticks(low, high, 5):
+    for tick in (round(tick, 10) + 0.0 for tick in ticks(low, high, 5)):  # + 0.0: no -0
         grid = "axis" if zero and tick == 0 else "grid"
-        marks += [_line(left, y(tick), width - right, y(tick), grid), _text(left - 6, y(tick) + 4, f"{tick:g}", "end", "tick")]
+        marks += [
+            _line(left, y(tick), width - right, y(tick), grid),
+            _text(left - 6, y(tick) + 4, f"{tick:g}", "end", "tick"),
+        ]
     marks += [_text(x(tick), bottom + 16, f"{tick:g}", css="tick") for tick in ticks(min(xs), max(xs), 6)]
     marks.append(_text((left + width - right) / 2, height - 6, x_label, css="tick"))
     for row, line in reversed(drawn):  # the first method lies on top
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line)
         dash = f' stroke-dasharray="{_dash(row, chosen)}"' if _dash(row, chosen) else ""
         marks.append(f'<polyline points="{path}" class="drawn m-{family(row)}"{dash}/>')
-        marks += [_circle(x(a), y(b), 2.2, f"disc m-{family(row)}", f"{row['label']}: {b:.2f} at {a:g}") for a, b in line]
+        marks += [
+            _circle(x(a), y(b), 2.2, f"disc m-{family(row)}", f"{row['label']}: {b:.2f} at {a:g}") for a, b in line
+        ]
     return _svg(title, width, height, marks)
 
 
@@ -95,7 +108,10 @@ def reliability(row: Row) -> str:
     marks = []
     for tick in (0, 0.5, 1):
         marks += [_line(left, y(tick), size - 12, y(tick), "grid"), _line(x(tick), top, x(tick), bottom, "grid")]
-        marks += [_text(left - 5, y(tick) + 4, f"{tick:g}", "end", "tick"), _text(x(tick), bottom + 14, f"{tick:g}", css="tick")]
+        marks += [
+            _text(left - 5, y(tick) + 4, f"{tick:g}", "end", "tick"),
+            _text(x(tick), bottom + 14, f"{tick:g}", css="tick"),
+        ]
     marks.append(_line(x(0), y(0), x(1), y(1), "diagonal"))
     path = " ".join(f"{x(sure):.1f},{y(right):.1f}" for sure, right, count in points if count >= 10)
     marks.append(f'<polyline points="{path}" class="curve m-{family(row)}"/>')
@@ -121,7 +137,10 @@ def histogram(row: Row, layer: str) -> str:
     x, y = _scale(0, 1, left, width - 10), _scale(0, tallest, bottom, top)
     marks = []
     for tick in ticks(0, tallest, 3):
-        marks += [_line(left, y(tick), width - 10, y(tick), "grid"), _text(left - 6, y(tick) + 4, f"{tick:.0%}", "end", "tick")]
+        marks += [
+            _line(left, y(tick), width - 10, y(tick), "grid"),
+            _text(left - 6, y(tick) + 4, f"{tick:.0%}", "end", "tick"),
+        ]
     marks.append(_line(left, bottom, width - 10, bottom, "axis"))
     marks += [
         f'<rect x="{x(a) + 0.5:.1f}" y="{y(share):.1f}" width="{x(b) - x(a) - 1:.1f}" height="{bottom - y(share):.1f}"'

@@ -40,8 +40,8 @@ MEASURES = {
     "auroc_misclassification": Measure("AUROC of errors", True),
     "pavpu_mean_entropy": Measure("PAvPU at mean entropy, %", True, 100, 2),
     "pavpu_sweep": Measure("PAvPU over thresholds, %", True, 100, 2),
-    "ood_entropy": Measure("OOD AUROC, entropy", True),
-    "ood_mutual_information": Measure("OOD AUROC, mutual inf.", True),
+    "ood_entropy": Measure("OOD AUROC by entropy", True),
+    "ood_mutual_information": Measure("OOD AUROC by mutual information", True),
     "seconds_per_epoch": Measure("s per epoch", False, 1, 2),
 }
 METHODS = ("lbd-unit", "lbd-layer", "lbd-model", "concrete", "gaussian", "mc", "regular")
@@ -99,7 +99,7 @@ def difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] |
 
 def _measures(run: Json) -> dict[str, float | None]:
     ood, epochs = run.get("ood") or {}, run["seconds"]["per_epoch"]
-    return {name: run["test"][name] for name in METRICS} | {
+    return {name: run["test"].get(name) for name in METRICS} | {
         "ood_entropy": ood.get("entropy"),
         "ood_mutual_information": ood.get("mutual_information"),
         "seconds_per_epoch": sum(epochs) / len(epochs) if epochs else None,
@@ -153,7 +153,7 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     return {
         "key": key, "method": first["method"], "label": label, "rate": rate, "seeds": [run["seed"] for run in runs],
         "measures": {name: stat(m[name] for m in measures) for name in MEASURES},
-        "validation": {name: stat(run["validation"][name] for run in runs) for name in METRICS},
+        "validation": {name: stat(run["validation"].get(name) for run in runs) for name in METRICS},
         "rates": {layer: _rates([run["rates"][layer] for run in runs if layer in run["rates"]]) for layer in layers},
         "peak_bytes": stat(run.get("peak_bytes") for run in runs),
         "pavpu_curve": _curve(runs), "reliability": _reliability([run["reliability"] for run in runs]),
@@ -172,9 +172,7 @@ def _rates(layers: Sequence[Json]) -> dict[str, Any]:
 def _curve(runs: Sequence[Json]) -> dict[str, Any]:
     for run in runs:
         if run["pavpu_curve"]["t"] != runs[0]["pavpu_curve"]["t"]:
-            raise DropoutError(
-                f"{run['file']}: other thresholds pavpu_curve.t than in {runs[0]['file']}; run one of them again"
-            )
+            raise DropoutError(f"{run['file']}: other thresholds pavpu_curve.t than {runs[0]['file']}; leave one out")
     columns = zip(*(run["pavpu_curve"]["pavpu"] for run in runs), strict=True)
     return {"t": runs[0]["pavpu_curve"]["t"], "pavpu": [stat(column) for column in columns]}
 
@@ -245,7 +243,7 @@ def _place(rows: Sequence[Json], name: str) -> str:
         return ""
     ranked = sorted(known, key=lambda row: row["measures"][name]["mean"], reverse=measure.larger_is_better)
     said = [
-        f"{row['label']} ({show(row['measures'][name], name)}{' %' * measure.label.endswith('%')})" for row in ranked
+        f"“{row['label']}” ({show(row['measures'][name], name)}{' %' * measure.label.endswith('%')})" for row in ranked
     ]
     superlative = "Highest" if measure.larger_is_better else "Lowest"
     sentence = f"{superlative} {RANKED[name]}: {said[0]}, then {said[1]}"
@@ -258,13 +256,13 @@ def _against_chosen(d: Json, labels: Mapping[str, str]) -> str:
     for name, value in d["measures"].items():
         if name != "seconds_per_epoch":
             sides.setdefault(verdict(value, name), []).append(MEASURES[name].label.removesuffix(", %"))
-    lead = f"{labels[d['method']]}, against the fixed rate chosen on validation ({labels[d['against']]}), "
+    lead = f"“{labels[d['method']]}” against “{labels[d['against']]}”, the fixed rate chosen on validation: "
     count = len(d["seeds"])
     if count < 3:
-        return f"{lead}shares {count} seed{'s' * (count > 1)}: too few for an interval."
+        return f"{lead}{count} shared seed{'s' * (count > 1)}, too few for an interval."
     words = [f"{'not told apart' if side == 'level' else side} in {', '.join(sides[side])}"
              for side in ("better", "worse", "level", "too few seeds") if side in sides]  # fmt: skip
-    return f"{lead}is {'; '.join(words)} (95 % t intervals, {count} shared seeds)."
+    return f"{lead}{'; '.join(words)} (95 % t intervals, {count} shared seeds)."
 
 
 def _beside_paper(d: Json, labels: Mapping[str, str]) -> str:
@@ -272,9 +270,10 @@ def _beside_paper(d: Json, labels: Mapping[str, str]) -> str:
     if d["method"] != "lbd-unit" or rival not in PAPER:
         return ""
     printed, value = PAPER["lbd-unit"][1] - PAPER[rival][1], d["measures"]["accuracy"]
+    said = verdict(value, "accuracy").replace("level", "not told apart")
     return (
-        f"Accuracy of {labels['lbd-unit']} minus that of {labels[d['against']]}: {printed:+.2f} points in the paper,"
-        f" {'+' * (value['mean'] >= 0)}{show(value, 'accuracy')} here ({verdict(value, 'accuracy')})."
+        f"Accuracy of “{labels['lbd-unit']}” minus that of “{labels[d['against']]}”: {printed:+.2f} points in the paper,"
+        f" {'+' * (value['mean'] >= 0)}{show(value, 'accuracy')} here ({said})."
     )
 
 
@@ -290,5 +289,8 @@ def _caveats(groups: Mapping[str, Sequence[Json]]) -> list[str]:
         found.append(f"Seeds per method differ: {', '.join(f'{key} {count}' for key, count in seeds.items())}.")
     if min(seeds.values()) == 1:
         found.append("A method with one seed has no standard error.")
+    protocols = {run["protocol"] for runs in groups.values() for run in runs}
+    if len(protocols) > 1:
+        found.append(f"Runs follow {len(protocols)} protocols, listed below: their numbers are not of one experiment.")
     commits = sorted({str(run["provenance"].get("commit", "unknown")) for runs in groups.values() for run in runs})
     return found + ([f"Runs come from {len(commits)} commits: {', '.join(commits)}."] if len(commits) > 1 else [])

@@ -170,4 +170,5 @@ def fit(
         warnings.filterwarnings("ignore", message="Checkpoint directory")  # it is there to be taken up again
         warnings.filterwarnings("ignore", message=".*does not have many workers")  # batches are cut on the device
         trainer.fit(module, batches, ckpt_path=str(last) if last is not None and last.exists() else None)
+    network.to(device)  # a trainer that has finished leaves its module on the CPU
     return history.epochs

@@ -10,7 +10,14 @@ from benchmarks import variance
 from lbdrop.records import write_json
 
 TINY = variance.Settings(
-    keeps=(0.5, 0.8), estimators=("arm", "rloo-4", "double-cv"), seeds=(0, 1), draws=6, warm_up=2, hidden=16, epochs=1
+    keeps=(0.5, 0.8),
+    estimators=("arm", "rloo-4", "double-cv"),
+    seeds=(0, 1),
+    draws=4,
+    warm_up=1,
+    hidden=16,
+    epochs=1,
+    batches=2,
 )
 
 
@@ -42,6 +49,7 @@ def test_equal_evaluations_charge_for_every_mask(record: dict[str, Any]) -> None
     for each in record["runs"]:
         entry = each["estimators"]["rloo-4"]
         assert entry["relative_equal_evaluations"] == pytest.approx(2 * entry["relative_per_call"])
+        assert len(entry["relative_per_call_by_batch"]) == TINY.batches
 
 
 def test_the_tables_name_every_estimator_once_for_each_scaling(record: dict[str, Any]) -> None:
@@ -59,9 +67,15 @@ def test_variances_do_not_depend_on_who_else_takes_turns() -> None:
 
 
 def test_a_biased_estimator_stands_out() -> None:
-    draws = {name: torch.randn(400, 30, dtype=torch.float64) + 1 for name in ("a", "b", "c")}
+    draws = {name: torch.randn(2, 200, 30, dtype=torch.float64) + 1 for name in ("a", "b", "c")}
     direction = torch.nn.functional.normalize(torch.ones(30, dtype=torch.float64), dim=0)
     assert all(abs(found["z"]) < 4 for found in variance.bias(draws, direction).values())
     draws["b"] *= 1.2
     found = variance.bias(draws, direction)
     assert abs(found["b"]["z"]) > 10 > abs(found["a"]["z"])
+
+
+def test_the_total_variance_is_within_batches_not_between_them() -> None:
+    between = torch.tensor([-100.0, 100.0], dtype=torch.float64)[:, None, None]
+    total, error = variance.total_variance(torch.randn(2, 500, 30, dtype=torch.float64) + between)
+    assert abs(total - 30) < 4 * error < 3
