@@ -43,6 +43,7 @@ h3 { font-size: 1rem; margin: 26px 0 8px; }
 .tight thead th { white-space: normal; vertical-align: bottom; }
 @media (max-width: 700px) {
   .tight td { gap: 12px; padding-right: 0; white-space: normal; }
+  .tight td::before { text-align: left; }
   .tight td span { flex: none; white-space: nowrap; text-align: right; }
 }
 """

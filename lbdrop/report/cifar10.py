@@ -144,7 +144,10 @@ def _grid(summary: Json) -> list[str]:
 
         return shown
 
-    learned = {f"{summary['rows'][d['method']]['label']} ({len(d['seeds'])} seeds)": cell(d) for d in differences}
+    learned = {
+        f"{summary['rows'][d['method']]['label']} ({len(d['seeds'])} seed{'s' * (len(d['seeds']) > 1)})": cell(d)
+        for d in differences
+    }
     rows = [{"key": name, "label": measure.label} for name, measure in MEASURES.items()]
     return [
         *parts,
