@@ -45,7 +45,11 @@ def main(
             else:
                 network = recipes.build(replace(settings, method=name), None)
             network = network.to(device, memory_format=torch.channels_last)
-            objective = None if name == PLAIN else Objective(network, examples=len(split.train_labels))
+            objective = (
+                None
+                if name == PLAIN
+                else Objective(network, examples=len(split.train_labels), estimator=settings.estimator)
+            )
             batches = Batches(
                 split.train[:limit], split.train_labels[:limit], settings.batch, settings.size, train=True, augment=True
             )

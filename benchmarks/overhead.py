@@ -116,8 +116,9 @@ def training(
     return {
         "nn.Dropout": plain_step,
         "learned, double-cv": learned_step("double-cv", True),
-        "learned, double-cv, check=False": learned_step("double-cv", False),
+        "learned, double-cv-4": learned_step("double-cv-4", True),
         "learned, double-cv-8": learned_step("double-cv-8", True),
+        "learned, double-cv, check=False": learned_step("double-cv", False),
         "learned, arm": learned_step("arm", True),
     }, {}
 

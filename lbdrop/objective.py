@@ -23,7 +23,9 @@ from lbdrop.watch import functional_dropout
 
 __all__ = ["Objective", "parameter_groups"]
 
-DEFAULT_ESTIMATOR = "double-cv"
+# Least variance for its time at every number of masks (benchmarks/variance.py); four, because two leave more than a fifth
+# of ARM's variance at keep .8, and eight cost a long step and much memory where most of a network lies behind a dropout.
+DEFAULT_ESTIMATOR = "double-cv-4"
 
 
 class _Batch:
@@ -47,7 +49,7 @@ class Objective:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
         rule: how rates are learned; by default :class:`Bound`, which wants ``examples``.
         examples: how many examples the training set has.
-        estimator: ``"double-cv"``, ``"arm"``, ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
+        estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"``, ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.

@@ -64,6 +64,7 @@ class Settings:
     epochs: int = 5
     lr: float = 1e-4
     rate_lr: float = 1e-2
+    estimator: str = "double-cv"
     constant_lr: bool = False
     augment: bool = True
     pool: int = 3
@@ -128,7 +129,7 @@ def run(
     network = build(settings, weights).to(device)
     if device.type == "cuda":
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    objective = Objective(network, examples=len(split.train_labels))
+    objective = Objective(network, examples=len(split.train_labels), estimator=settings.estimator)
     batches = Batches(
         split.train, split.train_labels, settings.batch, settings.size, train=True, augment=settings.augment,
         generator=torch.Generator().manual_seed(settings.seed),
@@ -304,7 +305,7 @@ def _protocol(settings: Settings, weights: Path | None) -> str:
     return (
         f"VGG{settings.depth}, {start}, classifier fresh, {settings.size}×{settings.size} pixels, last map averaged to"
         f" {settings.pool}×{settings.pool}; {settings.epochs} epochs, batch {settings.batch}, Adam {settings.lr:g}"
-        f" ({'constant' if settings.constant_lr else 'warm-up and cosine'}), rates {settings.rate_lr:g},"
+        f" ({'constant' if settings.constant_lr else 'warm-up and cosine'}), rates {settings.rate_lr:g} by {settings.estimator},"
         f" {'shifts of 4 pixels and mirroring' if settings.augment else 'no augmentation'}; {settings.validation:,} train"
         f" images held out for validation; last epoch, {settings.samples} masks at test; every method minimises the mean"
         " loss plus KL/N with s = 1"
