@@ -13,6 +13,7 @@ step is left out. With ``inverted`` scaling V is that of the whole gradient, aut
 Run: ``python -m benchmarks.variance`` (about half an hour on one CPU core; ``--quick`` for half a minute).
 """
 
+import json
 import math
 import random
 import statistics
@@ -37,11 +38,12 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop.dropout import Scale
+from lbdrop.objective import DEFAULT_ESTIMATOR
 from lbdrop.records import provenance, write_json
 
 __all__ = ["Settings", "bias", "findings", "main", "run", "summarise", "tables"]
 
-BASELINE, DEFAULT = "arm", "double-cv"
+BASELINE, DEFAULT = "arm", DEFAULT_ESTIMATOR
 CLAIM_KEEP, CLAIM_LIMIT = 0.8, 0.2
 SCALES: dict[Scale, str] = {"none": "unscaled", "inverted": "inverted"}
 RATIOS = ("relative_per_call", "relative_equal_evaluations", "time_relative", "merit")
@@ -362,6 +364,11 @@ def run(settings: Settings, progress: Track = iter) -> dict[str, Any]:
     started = time.perf_counter()
     cells = list(product(settings.seeds, settings.keeps, settings.scales))
     runs = [measure(settings, scale, keep, seed) for seed, keep, scale in progress(cells)]
+    return concluded(settings, runs) | {"seconds": time.perf_counter() - started, "provenance": provenance()}
+
+
+def concluded(settings: Settings, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What follows from the measured runs, the verdict on the default of today included."""
     summary = summarise(runs)
     record: dict[str, Any] = {
         "benchmark": "variance × time of the logit gradient, relative to ARM",
@@ -372,9 +379,7 @@ def run(settings: Settings, progress: Track = iter) -> dict[str, Any]:
         "claim": claim(runs),
         "runs": runs,
     }
-    return {
-        "findings": findings(record), **record, "seconds": time.perf_counter() - started, "provenance": provenance(),
-    }  # fmt: skip
+    return {"findings": findings(record), **record}
 
 
 # ----------------------------------------------------------------------------------------------------------- printing
@@ -413,6 +418,7 @@ def main(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How long the networks train; 20 unless told.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute; the numbers mean little.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Conclude anew from the runs that --out holds.")] = False,
 ) -> None:
     """Measure variance × time of every estimator, print a table for each keep rate, write the record."""
     settings = Settings.quick() if quick else Settings()
@@ -420,7 +426,11 @@ def main(
     settings = replace(settings, **given)
     torch.set_num_threads(settings.threads)
     console = Console(highlight=False)
-    record = run(settings, partial(track, description="networks", console=console))
+    if again:
+        old = json.loads(out.read_text())
+        record = old | concluded(Settings(**old["settings"]), old["runs"])
+    else:
+        record = run(settings, partial(track, description="networks", console=console))
     write_json(out, record)
     for table in tables(record):
         console.print(table)

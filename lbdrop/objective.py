@@ -49,7 +49,8 @@ class Objective:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
         rule: how rates are learned; by default :class:`Bound`, which wants ``examples``.
         examples: how many examples the training set has.
-        estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"``, ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
+        estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
+            ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.

@@ -1,5 +1,6 @@
 """Documentation cannot rot: its code is run, its links lead somewhere, and its numbers are those of the results."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,43 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
 
 
+def table(name: str) -> list[str]:
+    """The numbers of one marked table of the README."""
+    text = (ROOT / "README.md").read_text().partition(f"<!-- {name} table -->")[2].partition("\n\n")[0]
+    rows = text.strip().splitlines()[2:]
+    return re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", "\n".join(rows))
+
+
 def test_the_numbers_of_the_readmes_toy_table_are_those_of_its_results() -> None:
-    table = (ROOT / "README.md").read_text().partition("<!-- toy table -->")[2].partition("\n\n")[0]
-    numbers = re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", table)
     results = (ROOT / "experiments/toy/results/toy.json").read_text()
     known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))
-    assert len(numbers) >= 16
-    assert not set(numbers) - known
+    assert len(table("toy")) >= 16
+    assert not set(table("toy")) - known
+
+
+def test_the_numbers_of_the_readmes_cifar10_table_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/cifar10/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
+    assert len(table("cifar10")) > 60
+    assert not set(table("cifar10")) - known
+
+
+def test_the_numbers_of_the_readmes_variance_table_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/variance.json").read_text())
+    known = {"1", "2", "4", "8"}
+    for cell in record["summary"]:
+        if cell["scale"] == "inverted":
+            for entry in cell["estimators"].values():
+                known |= {f"{entry['relative_per_call']:.3f}", f"{entry['merit']:.3f}", f"{entry['time_relative']:.3g}"}
+    assert len(table("variance")) > 30
+    assert not set(table("variance")) - known
+
+
+def test_the_numbers_of_the_readmes_overhead_table_are_those_of_its_results() -> None:
+    known = {"20"}
+    for device in ("cpu", "cuda"):
+        record = json.loads((ROOT / f"benchmarks/results/overhead-{device}.json").read_text())
+        for group in (value for value in record.values() if "contestants" in value):
+            known |= {f"{entry['time_ratio']:.2f}" for entry in group["contestants"].values()}
+    assert len(table("overhead")) > 10
+    assert not {n for n in table("overhead") if "." in n} - known
