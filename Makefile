@@ -1,32 +1,37 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first.
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first, the demo with what it needs alone.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: demo test check lint types setup clean
-.DELETE_ON_ERROR:
 
-setup: .venv/.installed
-
-.venv/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing lbdrop and what it needs into .venv (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
-
-demo: setup
+demo: .venv/.demo
 	$(BIN)/lbdrop demo
 
-test: setup lint types
+test: lint types
 	$(BIN)/python -m pytest
 
 check: test
 
-lint: setup
+lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: .venv/.dev
 	$(BIN)/pyright
+
+setup: .venv/.dev
+
+.venv/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing lbdrop into .venv (a minute or two the first time)"
+	$(INSTALL) ".[demo]"
+	touch $@
+
+.venv/.dev: .venv/.demo
+	@echo "installing what the tests need into .venv (a few minutes the first time)"
+	$(INSTALL) ".[dev]"
+	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info
