@@ -33,6 +33,9 @@ def test_the_record_says_what_was_run_and_what_was_found(record: dict[str, Any])
     assert len(record["runs"]) == 8
     assert set(record["overall"]) == {"none", "inverted", "all"}
     assert record["claim"]["holds"] == (record["claim"]["worst"] <= 0.2)
+    assert record["claim"]["worst_at_equal_evaluations"] == pytest.approx(
+        2 * record["claim"]["worst"]
+    )  # 4 masks, not 2
     for each in record["summary"]:
         assert set(each["estimators"]) == set(TINY.estimators)
         merits = {name: entry["merit"] for name, entry in each["estimators"].items()}
