@@ -74,22 +74,24 @@ def unwrap(model: Any) -> Any:
 
 def _into_neighbours(model: nn.Module, around: Neighbours, gain: Tensor) -> bool:
     consumers = [model.get_submodule(name) for name in around.consumers]
-    if consumers and not around.reused and not any(_tied(model, consumer) for consumer in consumers):
+    if consumers and not around.reused and not any(tied(model, consumer) for consumer in consumers):
         for consumer in consumers:
             scale_inputs(consumer, gain)
         return True
     producer = model.get_submodule(around.producer) if around.producer else None
     between = [model.get_submodule(name) for name in around.between]
     homogeneous = all(isinstance(module, HOMOGENEOUS) for module in between)
-    if producer is not None and homogeneous and not around.reused and not _tied(model, producer):
+    if producer is not None and homogeneous and not around.reused and not tied(model, producer):
         scale_outputs(producer, gain)
         return True
     return False
 
 
-def _tied(model: nn.Module, module: nn.Module) -> bool:
-    """Whether another module holds the same weight: changing it here would change it there."""
-    weight = module.get_parameter("weight")
+def tied(model: nn.Module, module: nn.Module) -> bool:
+    """Whether the weight is not this module's alone to change: held by another, or computed by a parametrisation."""
+    weight = module._parameters.get("weight")
+    if weight is None or "parametrizations" in module._modules or module._forward_pre_hooks:
+        return True
     holders = [m for m in model.modules() for p in m._parameters.values() if p is weight]
     return len(holders) > 1
 

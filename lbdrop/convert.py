@@ -84,6 +84,8 @@ def convert(
         >>> _ = convert(net, per="unit", example=torch.zeros(1, 4))
         lbdrop: 1 dropout learned: 2 (8 units, rate 0.20)
     """
+    if scheme not in SCHEMES:
+        raise DropoutError(f"scheme: want one of {', '.join(SCHEMES)}, got {scheme!r}")
     if per not in ("unit", "layer", "model"):
         raise DropoutError(f"per: want 'unit', 'layer' or 'model', got {per!r}")
     if rate is not None and not 0 < rate < 1:
@@ -104,9 +106,15 @@ def convert(
     units = _count_units(model, sites, example) if per == "unit" else {}
     maker = _Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
+    old = {site.name: model.get_submodule(site.name) for site in sites}
     model = replace_modules(model, new)
     huggingface.route_attention(model, attention, maker.at)
-    _share(model, share)
+    try:
+        _share(model, share)
+    except DropoutError:
+        huggingface.unroute_attention(model)
+        replace_modules(model, old)
+        raise
     if verbose:
         _say(model, idle)
     return model
@@ -144,7 +152,7 @@ def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[l
     sequence_first = _sequence_first(model)
     for name, module in model.named_modules():
         site: _Site | None = None
-        if name in elsewhere:
+        if name in elsewhere or _has_own_forward(module):
             continue
         if isinstance(module, PLAIN):
             site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
@@ -166,6 +174,14 @@ def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[l
             )
         sites.append(site)
     return sites, idle
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    """A subclass of a torch layer that does something else with its input: replacing it would change the model."""
+    for base in (*PLAIN, nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN):
+        if isinstance(module, base):
+            return type(module).forward is not base.forward
+    return False
 
 
 def _plain_site(name: str, module: nn.Module, batch_dim: int) -> _Site:
@@ -206,6 +222,8 @@ def _insertions(model: nn.Module, after: Sequence[str]) -> list[_Site]:
         raise DropoutError(f"after: want names of modules, got {unknown}; there are {[n for n in names if n][:20]}")
 
     def swap(make: _Maker, module: nn.Module) -> nn.Module:
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+            raise DropoutError(f"after: want a module that returns one tensor, got {type(module).__name__}; wrap it")
         width = getattr(module, "out_features", None) or getattr(module, "out_channels", None)
         if make.per == "unit" and not width:
             raise DropoutError(f"after: want a layer with out_features or out_channels for per='unit', got {module}")
@@ -232,15 +250,16 @@ def _in_encoder_layer(model: nn.Module, name: str) -> bool:
 
 
 def _unreachable(model: nn.Module) -> list[str]:
-    """Modules that look like dropout and are none that we know, such as DropPath or DropBlock."""
-    return [
-        f"{name} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if "drop" in type(module).__name__.lower()
-        and not isinstance(module, PLAIN)
-        and not list(module.children())
-        and float(getattr(module, "p", getattr(module, "drop_prob", 1.0)) or 0.0) > 0
-    ]
+    """Modules that look like dropout and are none that we know, such as DropPath, and layers with a forward of their own."""
+    found = []
+    for name, module in model.named_modules():
+        rate = next((getattr(module, key) for key in ("p", "drop_prob", "dropout") if hasattr(module, key)), 1.0)
+        active = not isinstance(rate, int | float) or rate > 0
+        called = type(module).__name__.lower()
+        looks = ("drop" in called or "stochasticdepth" in called) and not isinstance(module, PLAIN)
+        if active and (_has_own_forward(module) or (looks and not list(module.children()))):
+            found.append(f"{name} ({type(module).__name__})")
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- counting, swapping
@@ -303,7 +322,8 @@ def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
 
 def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     for group in groups:
-        layers = [model.get_submodule(name) for name in group]
+        names = dict(model.named_modules())
+        layers = [names.get(name) for name in group]
         strange = [n for n, layer in zip(group, layers, strict=True) if not isinstance(layer, NoiseLayer)]
         if strange:
             raise DropoutError(f"share: want names of converted dropouts, got {strange}")

@@ -140,7 +140,9 @@ class NoiseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        self.width, self.dims = x.shape[self.unit_dim], x.dim()
+        # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
+        on_map = x.dim() > 3 and self.units is None
+        self.width, self.dims = x.shape[1 if on_map else self.unit_dim], x.dim()
         if self.source is not None:
             mask = self.source.mask(self, x)
         elif self.training:
@@ -156,6 +158,8 @@ class NoiseLayer(nn.Module):
     def uniforms(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
         # At least float32 whatever the activations are in: a rate of .001 is lost in bfloat16's uniforms.
         dtype = torch.promote_types(self.logit.dtype, torch.float32)
+        if generator is None:  # not passed on: a compiled graph with symbolic sizes cannot take it
+            return torch.rand(shape, dtype=dtype, device=like.device)
         return torch.rand(shape, dtype=dtype, device=like.device, generator=generator)
 
     def draw(self, count: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

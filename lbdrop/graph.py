@@ -28,6 +28,8 @@ HOMOGENEOUS = (
 )  # fmt: skip
 HOMOGENEOUS_FUNCTIONS = {F.relu, torch.relu, torch.flatten, "relu", "flatten", F.max_pool2d, F.avg_pool2d,
                          F.adaptive_avg_pool2d}  # fmt: skip
+FLATTEN: tuple[Any, ...] = (nn.Flatten, torch.flatten, "flatten")
+POOLS = (*HOMOGENEOUS[5:], F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
 
 # Unit k of the output depends on unit k of the input alone: a unit removed before is removed after.
 UNITWISE = (
@@ -78,8 +80,12 @@ def neighbours(model: nn.Module) -> dict[str, Neighbours]:
                 # A dropout used twice has no single neighbourhood.
                 found[name] = Neighbours() if name not in remaining else _around(part, node, prefix)
                 calls = Counter(f"{prefix}.{n.target}" if prefix else str(n.target) for n in graph.nodes)
-                around = [*found[name].consumers, *found[name].between, found[name].producer]
-                found[name].reused = any(calls[other] > 1 for other in around if other)
+                around = {name for name in (*found[name].consumers, *found[name].between, found[name].producer) if name}
+                # Weights read by attribute, as in F.linear(x, self.fc.weight), serve something else as well.
+                read = {
+                    target.rpartition(".")[0] for target in calls if target.rpartition(".")[2] in ("weight", "bias")
+                }
+                found[name].reused = any(calls[other] > 1 or other in read for other in around)
                 remaining.discard(name)
     return found
 
@@ -96,7 +102,11 @@ def _feed_forward(model: nn.Module, names: set[str]) -> dict[str, Neighbours]:
 
 def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
     absolute = lambda target: f"{prefix}.{target}" if prefix else str(target)  # noqa: E731
-    consumers = list(_consumers(part, node))
+    layer = _module(part, node)
+    assert isinstance(layer, NoiseLayer)
+    # One rate multiplies everything alike. Units of their own have to arrive on the axis that the consumer sums over.
+    axis = "any" if layer.units is None else "channels" if layer.unit_dim == 1 else "last"
+    consumers = list(_consumers(part, node, axis))
     result = Neighbours([absolute(c) for c in consumers if c] if all(consumers) else [])
     current: Any = node
     while True:
@@ -105,7 +115,11 @@ def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
             return result
         module = _module(part, previous)
         if isinstance(module, LINEAR):
-            result.producer = absolute(previous.target)
+            if axis == "any" or isinstance(module, nn.Linear) == (axis == "last"):
+                result.producer = absolute(previous.target)
+            return result
+        if axis == "last" and _is(part, previous, POOLS):
+            result.between = []
             return result
         if not _passes(part, previous, (*UNITWISE, NoiseLayer), UNITWISE_FUNCTIONS):
             result.between = []
@@ -115,14 +129,29 @@ def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
         current = previous
 
 
-def _consumers(part: nn.Module, node: fx.Node) -> Iterator[str | None]:
+def _consumers(part: nn.Module, node: fx.Node, axis: str) -> Iterator[str | None]:
+    """The linear layers behind a node; ``None`` for anything else, and where the units are not what they sum over."""
     for user in node.users:
-        if isinstance(_module(part, user), LINEAR):
-            yield str(user.target)
+        module = _module(part, user)
+        if isinstance(module, LINEAR):
+            fits = {"any": True, "flat": isinstance(module, nn.Linear), "last": isinstance(module, nn.Linear),
+                    "channels": not isinstance(module, nn.Linear)}  # fmt: skip
+            yield str(user.target) if fits[axis] else None
+        elif _is(part, user, FLATTEN):
+            yield from _consumers(part, user, {"channels": "flat"}.get(axis, axis)) if axis != "last" else (None,)
+        elif axis in ("last", "flat") and _is(part, user, POOLS):
+            yield None
         elif _passes(part, user, (*HOMOGENEOUS, NoiseLayer), HOMOGENEOUS_FUNCTIONS):
-            yield from _consumers(part, user)
+            yield from _consumers(part, user, axis)
         else:
             yield None
+
+
+def _is(part: nn.Module, node: fx.Node, kinds: tuple[Any, ...]) -> bool:
+    module = _module(part, node)
+    if module is not None:
+        return isinstance(module, tuple(kind for kind in kinds if isinstance(kind, type)))
+    return node.target in kinds
 
 
 def _module(part: nn.Module, node: fx.Node) -> nn.Module | None:

@@ -25,10 +25,10 @@ class Attention(NamedTuple):
 
 def attention_modules(model: nn.Module) -> list[Attention]:
     """Attention modules that call the registered attention function and have a dropout, by name."""
-    if not hasattr(model, "set_attn_implementation"):
-        return []
     found = []
     for name, module in model.named_modules():
+        if _backbone(model, name) is None:
+            continue
         if type(module).__module__.startswith("transformers.") and _asks_for_attention(type(module)):
             for attribute in ("attention_dropout", "attn_dropout", "dropout"):
                 value = getattr(module, attribute, None)
@@ -37,6 +37,17 @@ def attention_modules(model: nn.Module) -> list[Attention]:
                     found.append(Attention(name, attribute, rate, _heads(module)))
                     break
     return found
+
+
+def _backbone(model: nn.Module, name: str) -> Any:
+    """The outermost Hugging Face model around a module: the one whose attention function can be chosen."""
+    path = ""
+    for part in ("", *name.split(".")):
+        path = f"{path}.{part}" if path else part
+        outer = model.get_submodule(path)
+        if hasattr(outer, "set_attn_implementation"):
+            return outer
+    return None
 
 
 def reaches(site: str, attention: list[Attention]) -> bool:
@@ -69,13 +80,14 @@ def route_attention(model: Any, attention: list[Attention], make: Callable[[Any]
         module = model.get_submodule(site.name)
         learned = make(site)(site.heads, unit_dim=1).to(next(module.parameters()).device)
         module.learned_attention_dropout = learned.train(module.training)
-        module.attention_before_lbdrop = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+        module.attention_before_lbdrop = _backbone(model, site.name).config._attn_implementation
+    for backbone in {id(b): b for b in (_backbone(model, site.name) for site in attention)}.values():
+        backbone.set_attn_implementation(NAME)
 
 
 def unroute_attention(model: Any) -> None:
     """Undo :func:`route_attention`; the deterministic pass needs nothing in its place."""
-    before = None
+    restored: dict[int, tuple[Any, str]] = {}
     for name, module in model.named_modules():
         learned = getattr(module, "learned_attention_dropout", None)
         if isinstance(learned, NoiseLayer):
@@ -84,10 +96,11 @@ def unroute_attention(model: Any) -> None:
                     f"{name}: want scale='inverted' to bake the attention of a Hugging Face model, got"
                     f" {learned.scale!r}; its rate has no weight to go into"
                 )
-            before = module.attention_before_lbdrop
+            backbone = _backbone(model, name)
+            restored[id(backbone)] = backbone, module.attention_before_lbdrop
             del module.learned_attention_dropout, module.attention_before_lbdrop
-    if before is not None:
-        model.set_attn_implementation(before)
+    for backbone, implementation in restored.values():
+        backbone.set_attn_implementation(implementation)
 
 
 def attend(

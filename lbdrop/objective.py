@@ -95,7 +95,7 @@ class Objective:
         self.unreached = unreached
         self.check = check
         self.generator = generator
-        self._coupled_in: dict[int, bool] = {}
+        self._coupled_in: dict[tuple[Any, ...], bool] = {}
         self._looked_at = False
 
     def __call__(self, losses: Callable[[nn.Module], Tensor]) -> Float[Tensor, ""]:
@@ -107,19 +107,27 @@ class Objective:
     ) -> Float[Tensor, "masks batch"]:
         """Run the model under the estimator's masks; what every rule is made of."""
         step = Step(learned_layers(self.core), estimator or self.estimator, self.generator)
+
+        def one() -> Tensor:
+            result = losses(self.core)
+            if not isinstance(result, Tensor):
+                raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
+            return result
+
         if self._looked_at:
-            result, reached = run(self.core, lambda: losses(self.core), step.masks, step)
+            result, reached = run(self.core, one, step.masks, step)
         else:
             with functional_dropout(self.core, self.unreached):
-                result, reached = run(self.core, lambda: losses(self.core), step.masks, step)
+                result, reached = run(self.core, one, step.masks, step)
             self._report_unreached(reached)
         self._check_losses(result)
-        differentiated = torch.is_grad_enabled() and result.requires_grad
+        learns = any(logit.requires_grad for logit in step.logits)
+        differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
         if self.check:
             step.check(result, defer=result.is_cuda and differentiated and bool(step.learned))
         if differentiated:
             self._check_batch(step, result)
-            step.coupled = self._is_coupled(step, result)
+            step.coupled = self._is_coupled(step, result, losses)
             result = step.weigh(result)
         step.release()
         self._looked_at = True
@@ -136,9 +144,7 @@ class Objective:
                 raise DropoutError(message)
             warnings.warn(message, stacklevel=4)
 
-    def _check_losses(self, result: Any) -> None:
-        if not isinstance(result, Tensor):
-            raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
+    def _check_losses(self, result: Tensor) -> None:
         if result.dim() != 2 or not result.shape[1]:
             raise DropoutError(
                 f"loss: want one loss per example, shape (batch,), got {tuple(result.shape[1:])}; use reduction='none',"
@@ -158,11 +164,13 @@ class Objective:
                     " batch_dim, or pass coupled=True to use batch totals"
                 )
 
-    def _is_coupled(self, step: Step, result: Tensor) -> bool:
-        """Exact, at the cost of one extra backward pass through the part behind the masks, once for each mode."""
+    def _is_coupled(self, step: Step, result: Tensor, losses: Callable[[nn.Module], Tensor]) -> bool:
+        """Exact, at the cost of one extra backward pass behind the masks, once for each mode and each loss function."""
         if self.coupled is not None:
             return self.coupled
-        mode = sum(module.training for module in self.core.modules())
+        if result.shape[1] == 1:
+            return False  # one example has no others, and says nothing of larger batches
+        mode = (tuple(module.training for module in self.core.modules()), getattr(losses, "__code__", None))
         if mode not in self._coupled_in:
             self._coupled_in[mode] = coupled = step.couples(result)
             if coupled:

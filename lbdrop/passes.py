@@ -46,8 +46,8 @@ class Drawer(Protocol):
         ...
 
 
-# Which engine a model needs, by how many of its modules are in training mode: BatchNorm changes with it.
-_needs_replay: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+# Whether a model needs replay, by which of its modules are in training mode: BatchNorm changes with it.
+_needs_replay: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], bool]] = WeakKeyDictionary()
 
 
 def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
@@ -55,27 +55,55 @@ def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Dr
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
     """
-    mode = sum(module.training for module in model.modules())
-    if mode in _needs_replay.get(model, ()):
-        return _replay(model, function, masks, drawer)
-    fresh = model not in _needs_replay
-    # A first try may stop half way; what it did to running statistics must not stay.
-    buffers = [buffer.clone() for buffer in model.buffers()] if fresh else []
+    known = _needs_replay.setdefault(model, {})
+    mode = tuple(module.training for module in model.modules())
+    if mode in known:
+        return (_replay if known[mode] else _lanes)(model, function, masks, drawer)
+    # A first try may stop half way, or leave tensors that live under vmap alone on the model: neither must stay.
+    before = _State(model)
     try:
         result = _lanes(model, function, masks, drawer)
-        _needs_replay.setdefault(model, set())
-        return result
+        known[mode] = before.holds_lanes(model)
+        if not known[mode]:
+            return result
     except DropoutError:
         raise
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        with torch.no_grad():
-            for buffer, before in zip(model.buffers(), buffers, strict=False):
-                buffer.copy_(before)
-        result = _replay(model, function, masks, drawer)  # a mistake of the user's is raised again here, undisguised
-        _needs_replay.setdefault(model, set()).add(mode)
-        return result
+        known[mode] = True
+    before.restore(model)
+    try:
+        return _replay(model, function, masks, drawer)
+    except BaseException:
+        del known[mode]  # a mistake of the user's, raised as it is: nothing has been learned of the model
+        raise
+
+
+class _State:
+    """What a model holds besides its parameters: buffers, and tensors kept as plain attributes."""
+
+    def __init__(self, model: nn.Module):
+        self.buffers = [(m, dict(m._buffers), {k: b.clone() for k, b in m._buffers.items() if b is not None})
+                        for m in model.modules() if m._buffers]  # fmt: skip
+        self.attributes = [(m, {k: v for k, v in vars(m).items() if isinstance(v, Tensor)}) for m in model.modules()]
+
+    def holds_lanes(self, model: nn.Module) -> bool:
+        held = [t for m in model.modules() for t in (*m._buffers.values(), *vars(m).values()) if isinstance(t, Tensor)]
+        return any(torch._C._functorch.is_batchedtensor(t) for t in held)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module) -> None:
+        for module, buffers, values in self.buffers:
+            module._buffers.update(buffers)
+            for name, value in values.items():
+                buffer = module._buffers[name]
+                assert buffer is not None
+                buffer.copy_(value)
+        for module, attributes in self.attributes:
+            for name in [k for k, v in vars(module).items() if isinstance(v, Tensor) and k not in attributes]:
+                vars(module)[name] = None
+            vars(module).update(attributes)
 
 
 # ------------------------------------------------------------------------------------------------------------- lanes
@@ -204,7 +232,7 @@ class _Tape(TorchFunctionMode):
             return self._depends_on_mask(func, args, kwargs, given)
         if not self.recording and self.position < len(self.calls):
             known, known_given, output = self.calls[self.position]
-            if known is func and len(known_given) == len(given) and all(map(_same, known_given, given)):
+            if known == func and len(known_given) == len(given) and all(map(_same, known_given, given)):
                 self.position += 1
                 return output
             self.calls = self.calls[: self.position]  # another path than before: nothing after it can be trusted
@@ -215,12 +243,14 @@ class _Tape(TorchFunctionMode):
         return output
 
     def _depends_on_mask(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        shared = [(t, t._version) for t in given if isinstance(t, Tensor) and id(t) in self.clean]
+        untouched = [(t, t._version) for t in given if isinstance(t, Tensor) and t not in self.tainted]
         output = func(*args, **kwargs)
-        if any(tensor._version != version for tensor, version in shared):
-            # A mask was written into a remembered tensor: later passes have to compute it anew.
-            self.recording, self.calls = False, []
-            self.taint(*(tensor for tensor, _ in shared))
+        for tensor, version in untouched:
+            if tensor._version != version:
+                self.taint(tensor)
+                if id(tensor) in self.clean:
+                    # A mask was written into a remembered tensor: later passes have to compute it anew.
+                    self.recording, self.calls = False, []
         self.taint(*tree_flatten(output)[0])
         return output
 

@@ -6,11 +6,12 @@ $$ p(y\mid x) \approx \bar p = \tfrac1S \sum_s p_s, \qquad
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from lbdrop import masks
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.passes import run
-from lbdrop.watch import complain
+from lbdrop.watch import complain, functional_dropout
 
 __all__ = ["Kind", "Predictive", "predict"]
 
@@ -115,13 +116,14 @@ def predict(
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
         generator: draws the masks, on the model's device; by default the masks follow from the global random state.
     """
-    if samples < 1:
-        raise DropoutError(f"samples: want at least 1, got {samples}")
+    if not isinstance(samples, int) or samples < 1:
+        raise DropoutError(f"samples: want a whole number, at least 1, got {samples}")
     core: nn.Module = getattr(model, "_orig_mod", model)
     noise_layers(core)
     device = next(core.parameters()).device
     call = forward or _default_forward
-    is_loader = not isinstance(inputs, Tensor | dict) and isinstance(inputs, Iterable)
+    # A tuple is one batch, (inputs, targets); a list may be a loader.
+    is_loader = not isinstance(inputs, Tensor | Mapping | np.ndarray | tuple) and isinstance(inputs, Iterable)
     batches: Iterable[Any] = inputs if is_loader else [inputs]
     if is_loader and progress:
         total = len(inputs) if isinstance(inputs, Sized) else None
@@ -132,10 +134,14 @@ def predict(
         plan: _Plan | None = None
         for batch in batches:
             batch = batch[0] if isinstance(batch, list | tuple) else batch
+            batch = dict(batch) if isinstance(batch, Mapping) else batch
+            batch = tree_map(lambda t: torch.from_numpy(t) if isinstance(t, np.ndarray) else t, batch)
             batch = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
             plan = plan or _plan(core, call, batch, samples, memory)
             for rows in _rows(batch, plan.examples):
-                outputs = _sample(core, call, rows, samples, plan, generator, unreached)
+                # A functional dropout that is on at test time draws past us: looked for in the first part.
+                with nullcontext() if parts else functional_dropout(core, unreached):
+                    outputs = _sample(core, call, rows, samples, plan, generator, unreached)
                 part = Predictive.of(outputs, kind, class_dim, keep_samples)
                 parts.append(_to_host(part) if is_loader else part)
     if not parts:
@@ -219,7 +225,7 @@ class _Plan:
 
 
 def _plan(model: nn.Module, call: Callable[..., Tensor], batch: Any, samples: int, memory: int | None) -> _Plan:
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
+    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.dim()]
     if not tensors or not len(tensors[0]):
         raise DropoutError("inputs: want at least one example, got an empty batch")
     examples = len(tensors[0])
@@ -266,13 +272,18 @@ def _free(device: torch.device) -> int:
 
 
 def _rows(batch: Any, count: int) -> Iterator[Any]:
-    examples = len(next(t for t in tree_flatten(batch)[0] if isinstance(t, Tensor)))
+    examples = len(next(t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.dim()))
     if count >= examples:
         yield batch
         return
     for start in range(0, examples, count):
         part = slice(start, start + count)
-        yield tree_map(lambda t, part=part: t[part] if isinstance(t, Tensor) else t, batch)
+        yield tree_map(lambda t, part=part: t[part] if _counts(t, examples) else t, batch)
+
+
+def _counts(value: Any, examples: int) -> bool:
+    """Whether a tensor has an entry for each example; a table or a scalar beside them goes to every part whole."""
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples
 
 
 def _to_host(part: Predictive) -> Predictive:

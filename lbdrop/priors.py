@@ -50,7 +50,8 @@ def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
 
     A map flattened before a linear layer feeds a block of its columns per channel.
     """
-    weight = consumer.get_parameter("weight")
+    weight = consumer.weight  # by attribute: it may be parametrised
+    assert isinstance(weight, Tensor)
     if isinstance(consumer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         squares = weight.pow(2).flatten(1).sum(1)
     else:

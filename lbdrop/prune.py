@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lbdrop.bake import TRANSPOSED, fold, unwrap
+from lbdrop.bake import TRANSPOSED, fold, tied, unwrap
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import Neighbours, neighbours
@@ -51,6 +51,8 @@ def _removable(model: nn.Module, around: Neighbours, units: int) -> bool:
     if not around.producer or not around.consumers or around.reused:
         return False
     ends = [model.get_submodule(name) for name in (around.producer, *around.consumers)]
+    if any(tied(model, module) for module in ends):
+        return False
     between = [model.get_submodule(name) for name in around.between]
     no_groups = all(getattr(module, "groups", 1) == 1 for module in ends)
     one_slope = all(getattr(module, "num_parameters", 1) == 1 for module in between)  # PReLU may have one per channel

@@ -52,7 +52,7 @@ class Bound:
     """
 
     def __init__(self, model: nn.Module, examples: int, s: float = 1.0, prior_keep: float = 0.5, weight: float = 1.0):
-        if examples < 1:
+        if not isinstance(examples, int) or examples < 1:
             raise DropoutError(f"examples: want the size of the training set, at least 1, got {examples}")
         if s <= 0 or not 0 < prior_keep < 1 or weight < 0:
             raise DropoutError(
@@ -81,12 +81,19 @@ class Bound:
     def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
         units = layer.units or layer.width
         assert units is not None, "the KL is asked for after a forward pass"
-        norms = None
-        if self.consumers.get(name):
-            norms = torch.stack([outgoing_norms(consumer, units) for consumer in self.consumers[name]]).sum(0)
-        return layer.kl(norms, units, self.s, self.prior_keep)
+        norms = [outgoing_norms(consumer, _fed(layer, consumer, units)) for consumer in self.consumers.get(name, [])]
+        if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
+            return layer.kl(None, units, self.s, self.prior_keep)
+        return layer.kl(torch.stack(norms).sum(0), units, self.s, self.prior_keep)
 
     def __repr__(self) -> str:
         priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"
                   for name, found in self.consumers.items()}  # fmt: skip
         return f"Bound(examples={self.examples}, weight={self.weight}, priors={priors})"
+
+
+def _fed(layer: NoiseLayer, consumer: nn.Module, units: int) -> int:
+    """How many units of the layer feed a consumer: one rate stands for all inputs, or for all channels of a flattened map."""
+    if layer.units is not None or (layer.channels and isinstance(consumer, nn.Linear)):
+        return units
+    return int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))

@@ -86,12 +86,13 @@ class Step:
 
     def couples(self, losses: Tensor) -> bool:
         """Whether the loss of the first or last example has a slope in the masks of any other."""
-        stacks = [use.stack for use in self.learned]
-        if not stacks:
+        learned = [use for use in self.learned if use.stack.requires_grad]  # not those drawn under no_grad
+        stacks = [use.stack for use in learned]
+        if not stacks or not losses.requires_grad:
             return False
         for example in {0, losses.shape[1] - 1}:
             slopes = torch.autograd.grad(losses[0, example], stacks, retain_graph=True, allow_unused=True)
-            for use, slope in zip(self.learned, slopes, strict=True):
+            for use, slope in zip(learned, slopes, strict=True):
                 if slope is None:
                     continue
                 rows = slope[0].movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
@@ -125,7 +126,7 @@ class Step:
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
         self.losses = losses.detach()
-        return _Losses.apply(self, losses)
+        return _Losses.apply(self, losses, *self.tokens.values())
 
     def release(self) -> None:
         """Let go of the graph: a node that holds its own output is never freed."""
@@ -145,12 +146,13 @@ class Step:
         shape = [n, *(1 for _ in use.draw.z.shape[1:])]
         if not self.coupled:
             shape[use.layer.batch_dim % (use.draw.z.dim() - 1) + 1] = losses.shape[1]
-        slope = None if use.slope is None else use.slope.to(use.draw.z.dtype) * n
+        # No slope: the mask is behind a step that cannot be differentiated, which does not matter to a loss difference.
+        slope = torch.zeros_like(use.draw.z) if use.slope is None else use.slope.to(use.draw.z.dtype) * n
         return estimators.Site(use.draw, use.keep, slope, losses.view(shape), lambda t: t.sum(axes, keepdim=True))
 
     def logit_gradients(self) -> list[Tensor]:
         gradients = {id(logit): torch.zeros_like(logit) for logit in self.logits}
-        uses = [use for use in self.learned if use.slope is not None]  # a mask without influence has none
+        uses = self.learned
         for use, gradient in zip(uses, self.estimator.gradients([self.site(use) for use in uses]), strict=True):
             if use.active is not None:
                 gradient = gradient * use.active
@@ -194,14 +196,15 @@ class _Losses(torch.autograd.Function):
     """Notes how the caller's backward pass weighs each loss."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, losses: Tensor) -> Tensor:
+    def forward(ctx: Any, step: Step, losses: Tensor, *tokens: Tensor) -> Tensor:
+        # The logits are inputs so that their gradient is asked for even where no mask can be differentiated.
         ctx.step = step
         return losses.view_as(losses)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (ctx.step.weights,) = grad_outputs
-        return None, grad_outputs[0]
+        return None, grad_outputs[0], *(torch.zeros_like(logit) for logit in ctx.step.logits)
 
 
 def _refuse(finite: Tensor) -> None:

@@ -52,6 +52,17 @@ class Reused(nn.Module):
         return self.fc(self.drop(torch.tanh(self.fc(x))))
 
 
+class ReadByAttribute(nn.Module):
+    """The weights behind the dropout are used a second time, without their module."""
+
+    def __init__(self, scale) -> None:
+        super().__init__()
+        self.fc, self.drop, self.out = nn.Linear(6, 6), LearnableDropout(6, scale=scale), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(torch.tanh(self.fc(x)))) + nn.functional.linear(x, self.out.weight)
+
+
 def sequential(scale) -> dict[str, tuple[nn.Module, Tensor]]:
     drop = lambda units, **settings: LearnableDropout(units, scale=scale, **settings)  # noqa: E731
     tied = nn.Sequential(nn.Linear(5, 5), drop(5), nn.Linear(5, 5), nn.Linear(5, 5))
@@ -70,6 +81,10 @@ def sequential(scale) -> dict[str, tuple[nn.Module, Tensor]]:
         "grouped": (nn.Sequential(nn.Conv2d(3, 6, 3), drop(6, channels=True), nn.Conv2d(6, 4, 2, groups=2)), torch.randn(2, 3, 8, 8)),
         "flattened": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.Flatten(), nn.Linear(180, 2)), torch.randn(2, 3, 8, 8)),
         "transposed": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.ConvTranspose2d(5, 2, 2)), torch.randn(2, 3, 8, 8)),
+        "flattened sequence": (nn.Sequential(nn.Linear(8, 6), drop(6), nn.Flatten(), nn.Linear(30, 2)), torch.randn(3, 5, 8)),
+        "over time": (nn.Sequential(nn.Linear(8, 5), drop(5), nn.Conv1d(5, 2, 1)), torch.randn(3, 5, 8)),
+        "pooled units": (nn.Sequential(nn.Linear(8, 6), drop(6), nn.AvgPool1d(2), nn.Linear(3, 2)), torch.randn(3, 5, 8)),
+        "read by attribute": (ReadByAttribute(scale), torch.randn(3, 6)),
         "norm": (BehindNorm(False, scale), torch.randn(3, 5)),
         "norm of maps": (BehindNorm(True, scale), torch.randn(3, 5, 4, 4)),
         "branch": (Branch(scale), torch.randn(3, 5)),

@@ -310,6 +310,53 @@ def test_functional_dropout_that_only_running_shows_is_an_error_at_the_first_ste
         Objective(net, examples=5)(lambda m: m(torch.randn(5, 3)).sum(1))
 
 
+def test_functional_dropout_that_stays_on_at_test_time_is_an_error_in_prediction() -> None:
+    with pytest.raises(DropoutError, match="drops out inside a function"):
+        predict(lbdrop.convert(Hidden(), verbose=False), torch.randn(5, 3))
+
+
+class SpatialDropout(nn.Dropout2d):
+    """A torch layer with a forward of its own: a learned dropout in its place would do something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+
+
+class StochasticDepth(nn.Module):
+    p = 0.2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("kind", [SpatialDropout, StochasticDepth])
+def test_what_only_looks_like_a_dropout_of_torchs_is_named(kind) -> None:
+    with pytest.raises(DropoutError, match=kind.__name__):
+        lbdrop.convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), kind()))
+
+
+class Around(nn.Module):
+    """A Hugging Face model inside a module of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = llama()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.backbone(x).logits
+
+
+def test_a_hugging_face_model_is_reached_inside_another_module() -> None:
+    model, x = Around().eval(), torch.randint(1, 50, (4, 6))
+    before = model(x)
+    lbdrop.convert(model, verbose=False)
+    assert len(learned_layers(model)) == 2
+    assert float(predict(model, x, samples=6).variance.max()) > 0
+    plain = lbdrop.bake(model)
+    torch.testing.assert_close(plain(x), before, atol=2e-6, rtol=1e-5)
+    assert plain.backbone.config._attn_implementation != "lbdrop"
+
+
 class Clean(nn.Module):
     """Mentions dropout without doing any: rates of 0 are no dropout."""
 
@@ -348,5 +395,10 @@ def test_wrong_settings_are_named() -> None:
         lbdrop.convert(nn.Sequential(nn.Dropout(1.0)))
     with pytest.raises(DropoutError, match="convert a model once"):
         lbdrop.convert(lbdrop.convert(net, verbose=False))
-    with pytest.raises(DropoutError, match="share: want names"):
-        lbdrop.convert(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), share=[["0", "1"]])
+    for group in (["0", "1"], ["1", "9"]):
+        fresh = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+        with pytest.raises(DropoutError, match="share: want names"):
+            lbdrop.convert(fresh, share=[group])
+        assert isinstance(fresh[1], nn.Dropout)
+    with pytest.raises(DropoutError, match="want a module that returns one tensor"):
+        lbdrop.convert(nn.Sequential(nn.LSTM(2, 2)), after=["0"])

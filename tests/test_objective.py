@@ -1,6 +1,7 @@
 """From per-example losses to gradients for weights and rates."""
 
 import gc
+import itertools
 import subprocess
 import sys
 import warnings
@@ -185,6 +186,82 @@ def test_validation_without_gradients_needs_nothing_else() -> None:
         assert not Objective(model, examples=10)(losses(x, y)).requires_grad
 
 
+def test_coupling_is_asked_again_for_another_loss_and_not_learned_from_one_example() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), LearnableDropout(4), nn.Linear(4, 2))
+    objective, x = Objective(model, examples=10), torch.randn(4, 3)
+    objective(lambda m: m(x).sum(1))
+    with pytest.warns(UserWarning, match="masks of others"):
+        objective(lambda m: (m(x) @ m(x).T).sum(1))
+    normed = nn.Sequential(nn.Conv1d(3, 4, 1), LearnableDropout(4, channels=True), nn.BatchNorm1d(4), nn.Flatten())
+    objective = Objective(normed, examples=10)
+    objective(lambda m: m(torch.randn(1, 3, 5)).sum(1))
+    with pytest.warns(UserWarning, match="masks of others"):
+        objective(lambda m: m(torch.randn(3, 3, 5)).pow(2).sum(1))
+
+
+class Hard(nn.Module):
+    """A mask whose only way to the loss is a step: no slope, but a gradient all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.weights = LearnableDropout(3, 0.4, scale="none"), torch.tensor([1.0, -0.8, 0.5])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.drop(x) @ self.weights > 0.3).to(x.dtype)
+
+
+@pytest.mark.parametrize("estimator", ["arm", "disarm", "rloo-4", "arms-4", "double-cv"])
+def test_rates_learn_through_a_step_that_cannot_be_differentiated(estimator: str) -> None:
+    model, x = Hard(), torch.ones(1, 3)
+    exact = torch.zeros(3)
+    for bits in itertools.product([0.0, 1.0], repeat=3):
+        z = torch.tensor(bits)
+        f = (float(z @ model.weights > 0.3) - 0.7) ** 2
+        chance = torch.where(z > 0, torch.tensor(0.6), torch.tensor(0.4)).prod()
+        exact += chance * f * (z - 0.6)
+    objective = Objective(model, Bound(model, 1, weight=0.0), estimator=estimator)
+    batch_of = x.expand(200, 3)
+    drawn = [
+        torch.autograd.grad(objective(lambda m: (m(batch_of) - 0.7).pow(2)), model.drop.logit)[0] for _ in range(200)
+    ]
+    mean, error = torch.stack(drawn).mean(0), torch.stack(drawn).std(0) / 200**0.5
+    assert bool(((mean - exact).abs() < 4 * error + 1e-7).all())
+
+
+def test_frozen_rates_and_parts_without_gradients_are_no_obstacle() -> None:
+    model, (x, y) = network(), batch()
+
+    def taught(m: nn.Module) -> Tensor:
+        with torch.no_grad():
+            target = m(x).softmax(-1)
+        return -(target * m(x).log_softmax(-1)).sum(-1)
+
+    Objective(model, examples=10)(taught).backward()
+    model[2].logit.requires_grad_(False)
+    model.zero_grad()
+    Objective(model, examples=10)(losses(x, y)).backward()
+    assert model[2].logit.grad is None
+    assert model[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("side", [8, 16])
+def test_one_rate_on_maps_stands_for_channels_whatever_their_size(side: int) -> None:
+    """nn.Dropout between convolutions: the KL knows the weights behind it and does not depend on the image."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), LearnableDropout(rate=0.3), nn.Conv2d(6, 4, 3))
+    objective = Objective(model, examples=9)
+    objective(lambda m: m(torch.randn(2, 3, side, side)).flatten(1).pow(2).mean(1))
+    norms = model[2].weight.pow(2).sum((0, 2, 3))
+    expected = (norms / 0.7 / 2).sum() - 6 * torch.distributions.Bernoulli(0.7).entropy()
+    torch.testing.assert_close(objective.rule.kl(objective.layers), expected)
+
+
+def test_parametrised_weights_are_read_as_they_are_used() -> None:
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))
+    model, (x, y) = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8, scale="none"), last).eval(), batch()
+    Objective(model, examples=10)(losses(x, y)).backward()
+    torch.testing.assert_close(lbdrop.bake(model)(x), model(x))
+
+
 def test_coupling_is_found_and_said() -> None:
     model = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     x, y = batch()
@@ -305,6 +382,8 @@ def unchanged(model: nn.Module, function) -> bool:
     ("loss", "message"),
     [
         (lambda m, x, y: F.cross_entropy(m(x), y), r"want one loss per example, shape \(batch,\), got \(\)"),
+        (lambda m, x, y: None, "got NoneType"),
+        (lambda m, x, y: m(x).sum().item(), "got float"),
         (lambda m, x, y: m(x), r"got \(16, 2\); use reduction='none'"),
         (lambda m, x, y: m(x).flatten(), r"want one loss for each of the 16 examples that reach dropout '2', got 32"),
         (lambda m, x, y: m(x)[:, 0] / 0 * 0, r"NaN or infinity for examples \[0, 1"),

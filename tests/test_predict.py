@@ -1,6 +1,7 @@
 """Predictive distributions: what they contain, and what they leave as it was."""
 
 import sys
+from collections import UserDict
 
 import pytest
 import torch
@@ -88,6 +89,23 @@ def test_loaders_tensors_and_dicts_agree() -> None:
     assert summary.entropy.shape == (10,)
 
 
+def test_arrays_pairs_and_mappings_are_batches() -> None:
+    model, x = classifier(), torch.randn(10, 4)
+    for inputs in (x.numpy(), (x, torch.zeros(10))):
+        assert predict(model, inputs).mean.shape == (10, 3)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = classifier()
+
+        def forward(self, inputs, factor):
+            return self.net(inputs) * factor
+
+    named = UserDict(inputs=x, factor=torch.tensor(2.0))  # as tokenizers return, with a scalar beside the examples
+    assert predict(Scaled(), named, samples=50, memory=4_000).mean.shape == (10, 3)
+
+
 def test_per_pixel_outputs_have_maps_of_uncertainty() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), LearnableDropout(8, channels=True), nn.Conv2d(8, 4, 1))
     p = predict(model, torch.randn(2, 3, 6, 5), samples=7)
@@ -144,7 +162,7 @@ def test_bad_input_is_named() -> None:
         predict(model, DataLoader(TensorDataset(torch.zeros(0, 4))))
     with pytest.raises(DropoutError, match="empty batch"):
         predict(model, torch.zeros(0, 4))
-    with pytest.raises(DropoutError, match="samples: want at least 1"):
+    with pytest.raises(DropoutError, match="samples: want a whole number, at least 1"):
         predict(model, torch.zeros(1, 4), samples=0)
     with pytest.raises(DropoutError, match="say kind='binary'"):
         predict(nn.Sequential(model, nn.Flatten(0)), torch.randn(3, 4))
