@@ -72,6 +72,20 @@ class Normed(nn.Module):
         return self.fc2(torch.tanh(self.norm(self.widen(x)))).squeeze(-1)
 
 
+class NormedTwice(nn.Module):
+    """Two dropouts with a BatchNorm between them: 8 masks for a batch of two."""
+
+    def __init__(self, per: str, scale: Scale):
+        super().__init__()
+        self.drop1, self.drop2 = make_dropouts((2, 2), (0.4, 0.3), per, scale)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1)
+        self.norm = nn.BatchNorm1d(2, eps=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop1(torch.tanh(self.fc1(x)))
+        return self.fc3(self.drop2(torch.tanh(self.norm(self.fc2(x))))).squeeze(-1)
+
+
 def squared(x: Tensor, target: float = 1.5) -> Losses:
     return lambda model: (model(x) * 3 - target).pow(2)
 
