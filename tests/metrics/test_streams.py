@@ -12,9 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-pytest.importorskip("torchmetrics")
-
 from torchmetrics import Metric, MetricCollection
 
 from lbdrop import metrics
