@@ -18,7 +18,8 @@ from experiments.cifar10 import recipes
 from lbdrop import Objective
 from lbdrop.models.vgg import VGG
 from lbdrop.records import provenance, write_json
-from lbdrop.vision.cifar10 import Batches, load
+from lbdrop.vision.batches import Batches
+from lbdrop.vision.cifar10 import load
 from lbdrop.vision.train import Schedule, fit
 
 PLAIN = "plain loop, nn.Dropout"

@@ -30,7 +30,8 @@ from lbdrop.errors import DropoutError
 from lbdrop.metrics import calibration, detection, pavpu
 from lbdrop.models.vgg import VGG
 from lbdrop.records import provenance
-from lbdrop.vision.cifar10 import Batches, Images, as_input
+from lbdrop.vision.batches import Batches, as_input
+from lbdrop.vision.cifar10 import Images
 from lbdrop.vision.corruptions import corrupt
 from lbdrop.vision.train import Schedule, fit
 

@@ -31,7 +31,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.vision.cifar10 import as_input
+from lbdrop.vision.batches import as_input
 
 __all__ = ["LOOKALIKES", "OVERLAP", "WNIDS", "Kin", "Validation", "cache", "foreign", "load", "load_cached"]
 

@@ -136,7 +136,7 @@ def fit(
         network: the model.
         objective: the objective over it; ``None`` trains on the plain mean loss.
         batches: an iterable of (images, labels) with a length, on the network's device, such as
-            :class:`lbdrop.vision.cifar10.Batches`; its generator, if it has one, is seeded anew for each epoch.
+            :class:`lbdrop.vision.batches.Batches`; its generator, if it has one, is seeded anew for each epoch.
         schedule: epochs and learning rates.
         seed: draws the masks.
         checkpoints: folder for the state after each epoch; ``None`` keeps none.

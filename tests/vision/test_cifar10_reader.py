@@ -19,7 +19,8 @@ from torch import Tensor
 
 from lbdrop import DropoutError
 from lbdrop.vision import Batches, Images, cifar10
-from lbdrop.vision.cifar10 import FILES, OFFICIAL, Release, as_input, crop_and_flip
+from lbdrop.vision.batches import as_input, crop_and_flip
+from lbdrop.vision.cifar10 import FILES, OFFICIAL, Release
 
 TRAIN, TEST = 10, 3
 Contents = dict[str, bytes]
