@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.priors import bernoulli_kl, gaussian_kl
+from lbdrop.response import Response
 
 __all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "learned_layers", "noise_layers"]
 
@@ -99,6 +100,11 @@ class NoiseLayer(nn.Module):
         self.scale: Scale = scale
         self.generator = generator
         self.source: MaskSource | None = None
+        # Only while a rule looks around (lbdrop.selftuning): each example's offsets to the logits of all rates of the model,
+        # which of them is this layer's, and how the units answer.
+        self.offsets: Float[Tensor, "batch rates"] | None = None
+        self.rate_index = 0
+        self.response: Response | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -140,9 +146,7 @@ class NoiseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
-        on_map = x.dim() > 3 and self.units is None
-        self.width, self.dims = x.shape[1 if on_map else self.unit_dim], x.dim()
+        self.width, self.dims = x.shape[self._width_dim(x)], x.dim()
         if self.source is not None:
             mask = self.source.mask(self, x)
         elif self.training:
@@ -175,9 +179,13 @@ class NoiseLayer(nn.Module):
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
-        # A plain call has no estimator behind it: half of a gradient would be worse than none.
-        keep = self.keep.detach() if self.estimated and self.source is None else self.keep
-        keep = self.spread(keep, x.dim())
+        y = self._times(x, mask)
+        if self.offsets is None or self.response is None:
+            return y
+        return self.response(y, self.offsets, self._width_dim(x), self.batch_dim)
+
+    def _times(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        keep = self.keep_around(x.dim())
         if self.scale == "inverted":
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
             return x if mask is None else x * mask * (1 / keep).to(x.dtype)
@@ -188,6 +196,27 @@ class NoiseLayer(nn.Module):
             return x * (a * keep).to(x.dtype)
         b = -a * SELU_FLOOR * (1 - keep)
         return (x * mask + SELU_FLOOR * (1 - mask)) * a.to(x.dtype) + b.to(x.dtype)
+
+    def keep_around(self, dims: int) -> Tensor:
+        """The keep rates, to broadcast against a tensor of ``dims`` axes; each example's own while a rule looks around."""
+        if self.offsets is None:
+            # A plain call has no estimator behind it: half of a gradient would be worse than none.
+            keep = self.keep.detach() if self.estimated and self.source is None else self.keep
+            return self.spread(keep, dims)
+        shape = [1] * dims
+        shape[self.batch_dim] = len(self.offsets)
+        return torch.sigmoid(self.spread(self.logit.detach(), dims) + self.offsets[:, self.rate_index].view(shape))
+
+    def answer(self, rates: int) -> None:
+        """Give the units a response to the offsets of all ``rates`` rates of the model; wants to have seen an input."""
+        if self.width is None or self.dims is None:
+            raise DropoutError("response: want a layer that has seen an input; pass example=x, one batch of inputs")
+        # Single elements dropped from four axes may be weights of attention, where a masked zero has to stay zero.
+        self.response = Response(rates, self.width, shift=self.channels or self.dims < 4).to(self.logit.device)
+
+    def _width_dim(self, x: Tensor) -> int:
+        # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
+        return 1 if x.dim() > 3 and self.units is None else self.unit_dim
 
     def gain(self) -> Float[Tensor, "*units"]:
         """What the deterministic pass multiplies each unit by."""
@@ -232,7 +261,7 @@ class LearnableDropout(NoiseLayer):
     estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return (uniforms > 1 - self.spread(self.keep.detach(), dims)).to(uniforms.dtype)
+        return (uniforms > 1 - self.keep_around(dims).detach()).to(uniforms.dtype)
 
 
 def learned_layers(model: nn.Module) -> dict[str, LearnableDropout]:

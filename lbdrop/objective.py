@@ -5,6 +5,8 @@ r"""From per-example losses to one loss whose backward pass serves weights and r
 over all masks drawn.
 """
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 from lbdrop import estimators
 from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.passes import run
+from lbdrop.passes import Drawer, run
 from lbdrop.rules import Bound, Rule
-from lbdrop.step import Step
+from lbdrop.step import Step, refuse_infinite
 from lbdrop.watch import functional_dropout
 
 __all__ = ["Objective", "parameter_groups"]
@@ -31,15 +33,41 @@ DEFAULT_ESTIMATOR = "double-cv-4"
 class _Batch:
     """One batch, as a rule sees it."""
 
-    def __init__(self, objective: "Objective", losses: Callable[[nn.Module], Tensor]):
-        self._objective, self._losses = objective, losses
+    def __init__(self, objective: "Objective", losses: Callable[..., Tensor], batch: tuple[Any, ...]):
+        self._objective, self._losses, self._batch = objective, losses, batch
 
     @property
     def layers(self) -> Mapping[str, NoiseLayer]:
         return self._objective.layers
 
     def losses(self, estimator: estimators.Estimator | None = None) -> Float[Tensor, "masks batch"]:
-        return self._objective.evaluate(self._losses, estimator)
+        return self._objective.evaluate(self._bound(self._batch), estimator)
+
+    def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
+        result = self._objective.run(self._bound(self._batch), masks, drawer)
+        if self._objective.check:
+            refuse_infinite(torch.isfinite(result))
+        return result
+
+    def elsewhere(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
+        if not self._batch:
+            raise DropoutError(
+                "loss: want one that takes the batch too, so that it can be asked of held-out data, as in"
+                " objective(lambda m, x, y: F.cross_entropy(m(x), y, reduction='none'), x, y); got no batch"
+            )
+        result = self._losses(self._objective.core, *batch)
+        self._objective.check_losses(result[None])
+        return result
+
+    def _bound(self, batch: tuple[Any, ...]) -> Callable[[nn.Module], Tensor]:
+        if not batch:
+            return self._losses
+
+        @functools.wraps(self._losses)
+        def bound(model: nn.Module) -> Tensor:
+            return self._losses(model, *batch)
+
+        return bound
 
 
 class Objective:
@@ -51,6 +79,7 @@ class Objective:
         examples: how many examples the training set has.
         estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
             ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
+        masks: through how many masks weights are trained where no rate is learned; an estimator has its own number.
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
@@ -74,6 +103,7 @@ class Objective:
         *,
         examples: int | None = None,
         estimator: str = DEFAULT_ESTIMATOR,
+        masks: int = 1,
         coupled: bool | None = None,
         unreached: str = "error",
         check: bool = True,
@@ -91,6 +121,7 @@ class Objective:
             rule = Bound(self.core, examples)
         self.rule = rule
         self.estimator = estimators.get(estimator)
+        self.masks = masks
         self.coupled = coupled
         self.unreached = unreached
         self.check = check
@@ -98,29 +129,16 @@ class Objective:
         self._coupled_in: dict[tuple[Any, ...], bool] = {}
         self._looked_at = False
 
-    def __call__(self, losses: Callable[[nn.Module], Tensor]) -> Float[Tensor, ""]:
-        """The loss of one batch; ``losses`` takes the model and returns one loss per example."""
-        return self.rule.loss(_Batch(self, losses))
+    def __call__(self, losses: Callable[..., Tensor], *batch: Any) -> Float[Tensor, ""]:
+        """The loss of one batch; ``losses`` takes the model, and the batch if given, and returns one loss per example."""
+        return self.rule.loss(_Batch(self, losses, batch))
 
     def evaluate(
         self, losses: Callable[[nn.Module], Tensor], estimator: estimators.Estimator | None = None
     ) -> Float[Tensor, "masks batch"]:
         """Run the model under the estimator's masks; what every rule is made of."""
-        step = Step(learned_layers(self.core), estimator or self.estimator, self.generator)
-
-        def one() -> Tensor:
-            result = losses(self.core)
-            if not isinstance(result, Tensor):
-                raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
-            return result
-
-        if self._looked_at:
-            result, reached = run(self.core, one, step.masks, step)
-        else:
-            with functional_dropout(self.core, self.unreached):
-                result, reached = run(self.core, one, step.masks, step)
-            self._report_unreached(reached)
-        self._check_losses(result)
+        step = Step(learned_layers(self.core), estimator or self.estimator, self.generator, self.masks)
+        result = self.run(losses, step.masks, step)
         learns = any(logit.requires_grad for logit in step.logits)
         differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
         if self.check:
@@ -130,6 +148,24 @@ class Objective:
             step.coupled = self._is_coupled(step, result, losses)
             result = step.weigh(result)
         step.release()
+        return result
+
+    def run(self, losses: Callable[[nn.Module], Tensor], masks: int, drawer: Drawer) -> Float[Tensor, "masks batch"]:
+        """The losses under each mask; the first time with a look at what the pass goes around."""
+
+        def one() -> Tensor:
+            result = losses(self.core)
+            if not isinstance(result, Tensor):
+                raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
+            return result
+
+        if self._looked_at:
+            result, reached = run(self.core, one, masks, drawer)
+        else:
+            with functional_dropout(self.core, self.unreached):
+                result, reached = run(self.core, one, masks, drawer)
+            self._report_unreached(reached)
+        self.check_losses(result)
         self._looked_at = True
         return result
 
@@ -144,7 +180,7 @@ class Objective:
                 raise DropoutError(message)
             warnings.warn(message, stacklevel=4)
 
-    def _check_losses(self, result: Tensor) -> None:
+    def check_losses(self, result: Tensor) -> None:
         if result.dim() != 2 or not result.shape[1]:
             raise DropoutError(
                 f"loss: want one loss per example, shape (batch,), got {tuple(result.shape[1:])}; use reduction='none',"
@@ -170,7 +206,10 @@ class Objective:
             return self.coupled
         if result.shape[1] == 1:
             return False  # one example has no others, and says nothing of larger batches
-        mode = (tuple(module.training for module in self.core.modules()), getattr(losses, "__code__", None))
+        mode = (
+            tuple(module.training for module in self.core.modules()),
+            getattr(inspect.unwrap(losses), "__code__", None),
+        )
         if mode not in self._coupled_in:
             self._coupled_in[mode] = coupled = step.couples(result)
             if coupled:
@@ -187,7 +226,9 @@ class Objective:
 
 
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Two parameter groups, weights and rates: rates are not weights, so they get no weight decay.
+    """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
+
+    Under self-tuning the responses are a third, also without.
 
     Args:
         model: a model with learned dropouts.
@@ -198,4 +239,11 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
     rates: dict[str, Any] = {"params": list(logits.values()), "weight_decay": 0.0}
     if rate_lr is not None:
         rates["lr"] = rate_lr
-    return [{"params": [p for p in model.parameters() if id(p) not in logits], **options}, rates]
+    answers = {
+        id(p): p for layer in noise_layers(model).values() if layer.response for p in layer.response.parameters()
+    }
+    weights = [p for p in model.parameters() if id(p) not in logits and id(p) not in answers]
+    groups = [{"params": weights, **options}, rates]
+    if answers:  # they learn at the weights' pace, and decay would hold them back
+        groups.append({"params": list(answers.values()), **options, "weight_decay": 0.0})
+    return groups

@@ -55,6 +55,8 @@ def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Dr
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
     """
+    if masks == 1:
+        return _single(model, function, drawer)
     known = _needs_replay.setdefault(model, {})
     mode = tuple(module.training for module in model.modules())
     if mode in known:
@@ -151,6 +153,29 @@ def _lanes(
     with use(model, source), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         return torch.func.vmap(one, randomness="same")(torch.arange(masks)), source.reached
+
+
+# -------------------------------------------------------------------------------------------------------- one mask
+
+
+class _Single:
+    """One mask needs no engine."""
+
+    def __init__(self, drawer: Drawer):
+        self.drawer = drawer
+        self.reached: set[NoiseLayer] = set()
+
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+        self.reached.add(layer)
+        return self.drawer.draw(layer, layer.mask_shape(x), x.detach())[0]
+
+
+def _single(model: nn.Module, function: Callable[[], Output], drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
+    drawer.begin()
+    source = _Single(drawer)
+    with use(model, source):
+        output = function()
+    return tree_map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, output), source.reached
 
 
 # ------------------------------------------------------------------------------------------------------------ replay

@@ -6,7 +6,7 @@ is the paper's equation 3 divided by $N$.
 """
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.estimators import Estimator
 from lbdrop.graph import neighbours
+from lbdrop.passes import Drawer
 from lbdrop.priors import outgoing_norms
 
 __all__ = ["Bound", "Evaluation", "Rule"]
@@ -30,6 +31,14 @@ class Evaluation(Protocol):
 
     def losses(self, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
         """Per-example losses under each mask, with gradients for weights and logits behind them."""
+        ...
+
+    def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
+        """Per-example losses under masks that ``drawer`` draws; no estimator, so gradients for the weights alone."""
+        ...
+
+    def elsewhere(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
+        """Per-example losses of another batch, in whatever state the model is."""
         ...
 
 

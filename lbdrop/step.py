@@ -15,7 +15,7 @@ from lbdrop import estimators
 from lbdrop.dropout import LearnableDropout, NoiseLayer
 from lbdrop.errors import DropoutError
 
-__all__ = ["Step"]
+__all__ = ["Step", "refuse_infinite"]
 
 
 class _Use:
@@ -48,10 +48,11 @@ class Step:
         layers: Mapping[str, LearnableDropout],
         estimator: estimators.Estimator,
         generator: torch.Generator | None,
+        masks: int = 1,
     ):
         self.estimator = estimator
         self.generator = generator
-        self.masks = estimator.masks if layers else 1  # without learned rates one mask will do
+        self.masks = estimator.masks if layers else masks  # without learned rates one mask will do
         self.logits = list({id(layer.logit): layer.logit for layer in layers.values()}.values())
         self.losses: Tensor
         self.weights: Tensor
@@ -110,7 +111,7 @@ class Step:
         """
         finite = torch.isfinite(losses)
         if not defer:
-            return _refuse(finite)
+            return refuse_infinite(finite)
         self.finite = finite
         self.answer = torch.empty((), dtype=torch.bool, pin_memory=True)
         self.answer.copy_(finite.all(), non_blocking=True)
@@ -121,7 +122,7 @@ class Step:
         if self.asked is not None:
             self.asked.synchronize()
             if not self.answer:
-                _refuse(self.finite)
+                refuse_infinite(self.finite)
 
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
@@ -207,7 +208,8 @@ class _Losses(torch.autograd.Function):
         return None, grad_outputs[0], *(torch.zeros_like(logit) for logit in ctx.step.logits)
 
 
-def _refuse(finite: Tensor) -> None:
+def refuse_infinite(finite: Tensor) -> None:
+    """An error that names the examples whose losses are not finite."""
     bad = (~finite).any(0).nonzero().flatten().tolist()
     if bad:
         raise DropoutError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.metrics import calibration, detection, pavpu
 from lbdrop.models.vgg import VGG
 from lbdrop.records import provenance
+from lbdrop.selftuning import SelfTuning
 from lbdrop.vision.batches import Batches, as_input
 from lbdrop.vision.cifar10 import Images
 from lbdrop.vision.corruptions import corrupt
@@ -37,14 +38,27 @@ from lbdrop.vision.train import Schedule, fit
 
 __all__ = ["GRID", "METHODS", "RECIPES", "Settings", "contestants", "run"]
 
-METHODS: dict[str, tuple[str, type[NoiseLayer], str]] = {
-    "lbd-unit": ("LBD, a rate per unit", LearnableDropout, "unit"),
-    "lbd-layer": ("LBD, a rate per layer", LearnableDropout, "layer"),
-    "lbd-model": ("LBD, one rate", LearnableDropout, "model"),
-    "concrete": ("Concrete, a rate per unit", ConcreteDropout, "unit"),
-    "gaussian": ("Gaussian, a variance per unit", GaussianDropout, "unit"),
-    "mc": ("MC dropout", FixedDropout, "layer"),
-    "regular": ("regular dropout", RegularDropout, "layer"),
+
+class Method(NamedTuple):
+    """What one row of the table does differently."""
+
+    label: str
+    kind: type[NoiseLayer]
+    per: str
+    rule: str = "bound"
+
+
+METHODS = {
+    "lbd-unit": Method("LBD, a rate per unit", LearnableDropout, "unit"),
+    "lbd-layer": Method("LBD, a rate per layer", LearnableDropout, "layer"),
+    "lbd-model": Method("LBD, one rate", LearnableDropout, "model"),
+    "lbd-tuned-layer": Method("LBD, self-tuned, a rate per layer", LearnableDropout, "layer", "self-tuning"),
+    "lbd-tuned-model": Method("LBD, self-tuned, one rate", LearnableDropout, "model", "self-tuning"),
+    "concrete": Method("Concrete, a rate per unit", ConcreteDropout, "unit"),
+    "gaussian": Method("Gaussian, a variance per unit", GaussianDropout, "unit"),
+    "mc": Method("MC dropout", FixedDropout, "layer"),
+    "mc-masks": Method("MC dropout, rate 0.3, 8 masks a step", FixedDropout, "layer", "masks"),
+    "regular": Method("regular dropout", RegularDropout, "layer"),
 }
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 CORRUPTIONS = ("gaussian noise", "gaussian blur", "jpeg")
@@ -66,6 +80,10 @@ class Settings:
     lr: float = 1e-4
     rate_lr: float = 1e-2
     estimator: str = "double-cv"
+    masks: int = 8
+    """Through how many masks weights are trained, in rows where that is a choice: nearly free behind VGG's convolutions."""
+    look_every: int = 2
+    """Training steps to one look at validation images, where rates are tuned by them."""
     constant_lr: bool = False
     augment: bool = True
     pool: int = 3
@@ -99,8 +117,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 def contestants(base: Settings, seeds: int) -> Iterator[Settings]:
     """The whole table: every method, and the grid of fixed rates, seed by seed."""
     for seed in range(seeds):
-        for method in METHODS:
-            yield replace(base, method=method, seed=seed, rate=0.5)
+        for method, (_, _, _, rule) in METHODS.items():
+            yield replace(base, method=method, seed=seed, rate=0.3 if rule == "masks" else 0.5)
         for rate in GRID:
             if rate != 0.5:
                 yield replace(base, method="mc", seed=seed, rate=rate)
@@ -130,7 +148,7 @@ def run(
     network = build(settings, weights).to(device)
     if device.type == "cuda":
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    objective = Objective(network, examples=len(split.train_labels), estimator=settings.estimator)
+    objective = build_objective(settings, network, split)
     batches = Batches(
         split.train, split.train_labels, settings.batch, settings.size, train=True, augment=settings.augment,
         generator=torch.Generator().manual_seed(settings.seed),
@@ -152,7 +170,7 @@ def run(
     record: dict[str, Any] = {
         "experiment": "cifar10",
         "method": settings.method,
-        "label": METHODS[settings.method][0],
+        "label": METHODS[settings.method].label,
         "seed": settings.seed,
         "recipe": settings.recipe,
         "settings": asdict(settings),
@@ -183,7 +201,7 @@ def run(
 
 def build(settings: Settings, weights: Path | None) -> nn.Module:
     """The network with the method's dropout in both places; convolutions from ``weights`` if given."""
-    _, kind, per = METHODS[settings.method]
+    _, kind, per, _ = METHODS[settings.method]
     shared: list[nn.Parameter] = []
 
     def dropout(units: int) -> NoiseLayer:
@@ -199,6 +217,19 @@ def build(settings: Settings, weights: Path | None) -> nn.Module:
         convolutions = _convolutions(settings.depth, weights)
         network.load_state_dict(copy.deepcopy(convolutions), strict=False)
     return network
+
+
+def build_objective(settings: Settings, network: nn.Module, split: Any) -> Objective:
+    """The paper's bound, or rates that follow the validation images, which the grid is chosen on."""
+    rule, examples = METHODS[settings.method].rule, len(split.train_labels)
+    if rule == "self-tuning":
+        held_out = Batches(
+            split.validation, split.validation_labels, settings.batch, settings.size, train=True,
+            generator=torch.Generator().manual_seed(settings.seed),
+        )  # fmt: skip
+        return Objective(network, SelfTuning(network, held_out, every=settings.look_every, masks=settings.masks))
+    masks = settings.masks if rule == "masks" else 1
+    return Objective(network, examples=examples, estimator=settings.estimator, masks=masks)
 
 
 @lru_cache(maxsize=1)
@@ -302,6 +333,7 @@ def _finite(values: Tensor) -> list[float | None]:
 
 
 def _protocol(settings: Settings, weights: Path | None) -> str:
+    """What every run of a table has in common; how a method learns its rates is in its label and settings."""
     start = "convolutions pretrained on ImageNet" if weights else "all weights fresh"
     return (
         f"VGG{settings.depth}, {start}, classifier fresh, {settings.size}×{settings.size} pixels, last map averaged to"

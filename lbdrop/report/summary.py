@@ -44,7 +44,10 @@ MEASURES = {
     "ood_mutual_information": Measure("OOD AUROC by mutual information", True),
     "seconds_per_epoch": Measure("s per epoch", False, 1, 2),
 }
-METHODS = ("lbd-unit", "lbd-layer", "lbd-model", "concrete", "gaussian", "mc", "regular")
+METHODS = (
+    "lbd-unit", "lbd-layer", "lbd-model", "lbd-tuned-layer", "lbd-tuned-model", "concrete", "gaussian", "mc", "mc-masks",
+    "regular",
+)  # fmt: skip
 
 # Test accuracy and mean PAvPU in per cent, as printed; PAvPU is not given for one shared rate.
 PAPER: dict[str, tuple[str, float, float | None]] = {

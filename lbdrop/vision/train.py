@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import noise_layers
 from lbdrop.objective import Objective, parameter_groups
+from lbdrop.selftuning import SelfTuning
 
 __all__ = ["Classifier", "Schedule", "fit"]
 
@@ -42,6 +43,11 @@ class Schedule:
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
+def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """One loss per image."""
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
 class Classifier(L.LightningModule):
     """A network, its objective and its schedule; one training step is the objective's two lines."""
 
@@ -57,15 +63,14 @@ class Classifier(L.LightningModule):
         torch.manual_seed(seed)
         if self.batch_generator is not None:
             self.batch_generator.manual_seed(seed)
+        if self.objective is not None and isinstance(self.objective.rule, SelfTuning):
+            self.objective.rule.restart()
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        x, y = batch
-
-        def losses(model: nn.Module) -> Tensor:
-            return F.cross_entropy(model(x), y, reduction="none")
-
         # Without an objective, the plain loop that everybody writes: what time is compared with.
-        return losses(self.network).mean() if self.objective is None else self.objective(losses)
+        if self.objective is None:
+            return losses(self.network, *batch).mean()
+        return self.objective(losses, *batch)
 
     def configure_optimizers(self) -> Any:
         fused = next(self.network.parameters()).is_cuda
