@@ -228,7 +228,7 @@ class Objective:
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
     """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
 
-    Under self-tuning the responses are a third, also without.
+    Under self-tuning the responses are a third, which learns like the rates.
 
     Args:
         model: a model with learned dropouts.
@@ -244,6 +244,6 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
     }
     weights = [p for p in model.parameters() if id(p) not in logits and id(p) not in answers]
     groups = [{"params": weights, **options}, rates]
-    if answers:  # they learn at the weights' pace, and decay would hold them back
-        groups.append({"params": list(answers.values()), **options, "weight_decay": 0.0})
+    if answers:  # relative changes per logit, so of the rates' scale whatever that of the weights is
+        groups.append({**rates, "params": list(answers.values())})
     return groups
