@@ -17,3 +17,4 @@ from lbdrop.rivals import GaussianDropout as GaussianDropout
 from lbdrop.rivals import RegularDropout as RegularDropout
 from lbdrop.rules import Bound as Bound
 from lbdrop.rules import Rule as Rule
+from lbdrop.selftuning import SelfTuning as SelfTuning

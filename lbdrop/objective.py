@@ -8,7 +8,7 @@ over all masks drawn.
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.passes import Drawer, run
 from lbdrop.rules import Bound, Rule
+from lbdrop.selftuning import SelfTuning
 from lbdrop.step import Step, refuse_infinite
 from lbdrop.watch import functional_dropout
 
@@ -75,7 +76,10 @@ class Objective:
 
     Args:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
-        rule: how rates are learned; by default :class:`Bound`, which wants ``examples``.
+        rule: how rates are learned; by default :class:`~lbdrop.selftuning.SelfTuning` if there is held-out data, otherwise
+            :class:`~lbdrop.rules.Bound`, which wants ``examples``.
+        held_out: batches of data that weights are not trained on, for the rates to follow: a ``DataLoader``, say. Made
+            before the optimiser, it adds parameters to the model, and losses are asked for as ``objective(losses, *batch)``.
         examples: how many examples the training set has.
         estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
             ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
@@ -101,6 +105,7 @@ class Objective:
         model: nn.Module,
         rule: Rule | None = None,
         *,
+        held_out: Iterable[Any] | None = None,
         examples: int | None = None,
         estimator: str = DEFAULT_ESTIMATOR,
         masks: int = 1,
@@ -113,10 +118,15 @@ class Objective:
         # A compiled model is run as it was written: masks share their prefix by vmap, which compiled code does not see.
         self.core: nn.Module = getattr(model, "_orig_mod", model)
         self.layers = noise_layers(self.core)
-        if rule is None:
+        if rule is not None and held_out is not None:
+            raise DropoutError("rule and held_out: want one of them; a rule of its own has its own held-out data")
+        if rule is None and held_out is not None:
+            rule = SelfTuning(self.core, held_out, masks=masks, generator=generator)
+        elif rule is None:
             if examples is None:
                 raise DropoutError(
-                    "examples: want the size of the training set, as in Objective(model, examples=50_000)"
+                    "examples: want the size of the training set, as in Objective(model, examples=50_000), or data for the"
+                    " rates to follow, as in Objective(model, held_out=loader)"
                 )
             rule = Bound(self.core, examples)
         self.rule = rule

@@ -1,0 +1,374 @@
+"""The paper's collaborative filtering table, every row on the same users: one run is one function, one record, one JSON.
+
+Validation users choose the epoch, the rivals' settings and whether masks are averaged; test users are looked at once.
+
+Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020, table 3; the protocol is that of Liang
+et al., Variational Autoencoders for Collaborative Filtering, WWW 2018.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.collaborative import looks
+from lbdrop.errors import DropoutError
+from lbdrop.recommend import settings as models
+from lbdrop.recommend.evaluate import HeldOutRows, Report, evaluate
+from lbdrop.recommend.linear import LINEAR, Linear
+from lbdrop.recommend.rows import Rows
+from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.train import fit
+from lbdrop.recommend.vae import VAE
+from lbdrop.records import provenance
+
+__all__ = ["DATA", "GRID", "ROWS", "RIVALS", "Run", "contestants", "grid", "run", "settings_of"]
+
+MEASURE = "ndcg@100"
+GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+
+ROWS = {
+    "sivae-lbd": "SIVAE+LBDrop, a rate per item",
+    "sivae-lbd-one": "SIVAE+LBDrop, one rate",
+    "sivae-lbd-tuned": "SIVAE+LBDrop, self-tuned",
+    "sivae-lbd-dense": "SIVAE+LBDrop, dense encoder",
+    "sivae-lbd-dense-tuned": "SIVAE+LBDrop, self-tuned, dense encoder",
+    "sivae-lbd-gated": "SIVAE+LBDrop, gated, two levels",
+    "sivae-lbd-gated-tuned": "SIVAE+LBDrop, self-tuned, gated, two levels",
+    "sivae-gaussian": "SIVAE+GDrop",
+    "sivae-concrete": "SIVAE+CDrop",
+    "vae-vamp-drop": "VAE-VampPrior+Drop",
+    "vae-vamp": "VAE-VampPrior",
+    "vae-iaf-drop": "VAE-IAF+Drop",
+    "vae-iaf": "VAE-IAF",
+    "vae-drop": "VAE+Drop",
+    "vae-dense-drop": "VAE+Drop, dense encoder",
+    "vae": "VAE",
+    "dae": "DAE",
+    "recvae": "RecVAE",
+    "h-vamp": "H+Vamp",
+    "cdae": "CDAE",
+    "wmf": "WMF",
+    "ials": "iALS",
+    "slim": "SLIM",
+    "ease": "EASE",
+    "popularity": "popularity",
+}
+"""What a row is called; the first group is ours, and with the paper's rows stand the stronger rivals published since."""
+
+ENCODERS = {"vae-drop": "the paper's encoder", "vae-dense-drop": "the dense encoder"}
+"""The methods that form a grid of fixed rates, and on what."""
+
+RIVALS: dict[str, list[dict[str, Any]]] = {
+    "popularity": [{}],
+    "ease": [{"regularisation": value} for value in (200.0, 500.0, 1000.0, 2000.0)],
+    "wmf": [{"factors": 200, "alpha": value} for value in (2.0, 10.0, 40.0)],
+    "ials": [{"factors": 256, "regularisation": value} for value in (0.001, 0.003, 0.01)],
+    "slim": [{"alpha": value, "l1_ratio": 0.01} for value in (0.01, 0.05, 0.2)],
+}
+"""Rivals without a network and the settings among which validation NDCG@100 chooses."""
+
+
+class Schedule(NamedTuple):
+    """How long to train, and over how many steps the KL's weight rises to 1 (it stops at its cap)."""
+
+    epochs: int
+    anneal_steps: int
+    published: bool = True
+
+
+DATA = {
+    "ml-20m": Schedule(200, 200_000),
+    "netflix": Schedule(100, 200_000),
+    "msd": Schedule(100, 200_000),
+    "ml-1m": Schedule(200, 5_000, published=False),  # ten steps an epoch: the cap is reached half-way, as on Netflix
+}
+"""Epochs of the paper, annealing of Liang et al.; MovieLens-1M is in neither."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of the table: what to train on which data."""
+
+    dataset: str
+    method: str
+    seed: int = 0
+    rate: float | None = None
+    """The fixed rate, in rows that form a grid."""
+
+    @property
+    def name(self) -> str:
+        """The file the run is kept in."""
+        rate = f"-{self.rate:g}" if self.rate is not None else ""
+        return f"{self.dataset}-{self.method}{rate}-seed{self.seed}"
+
+
+def contestants(dataset: str, seeds: int = 1) -> Iterator[Run]:
+    """The whole table, seed by seed: every row, and both grids. Rivals without a network run once."""
+    for seed in range(seeds):
+        for method in ROWS:
+            if method not in ENCODERS and (seed == 0 or method not in RIVALS):
+                yield Run(dataset, method, seed)
+        for method in ENCODERS:
+            yield from (each for each in grid(dataset, method, seed) if each.method != "vae")
+
+
+def grid(dataset: str, encoder: str = "vae-drop", seed: int = 0) -> Iterator[Run]:
+    """Fixed rates on one encoder; with the paper's, rate 0 is its row ``vae``."""
+    if encoder not in ENCODERS:
+        raise DropoutError(f"grid: want one of {', '.join(ENCODERS)}, got {encoder!r}")
+    for rate in GRID:
+        plain = rate == 0 and encoder == "vae-drop"
+        yield Run(dataset, "vae", seed) if plain else Run(dataset, encoder, seed, rate)
+
+
+def settings_of(one: Run, changes: Mapping[str, Any] | None = None) -> Settings:
+    """What a network of the table is made of and how it is trained: the method's settings on the data set's schedule.
+
+    Args:
+        one: the run.
+        changes: settings to replace. Other ``epochs`` or another ``batch`` stretch the annealing with them.
+    """
+    schedule, changes = DATA[_known(one).dataset], dict(changes or {})
+    base = models.method("vae-drop" if one.method in ENCODERS else one.method)
+    if one.method == "vae-dense-drop":
+        base = replace(base, method=one.method, **models.DENSE)
+    if one.method in ENCODERS:
+        rate = base.rate if one.rate is None else one.rate
+        base = replace(base, rate=rate) if rate > 0 else replace(base, dropout="none")
+    epochs, batch = changes.pop("epochs", schedule.epochs), changes.get("batch", base.batch)
+    if base.alternate:  # an epoch is several passes: half as many epochs are its published fifty for our hundred
+        epochs = max(epochs // 2, 1)
+    stretch = epochs * (2 if base.alternate else 1) / schedule.epochs * base.batch / batch
+    base = replace(base, epochs=epochs, anneal_steps=max(round(schedule.anneal_steps * stretch), 1))
+    if unknown := set(changes) - {field.name for field in fields(Settings)}:
+        raise DropoutError(f"settings: no {', '.join(sorted(unknown))}; see lbdrop.recommend.settings.Settings")
+    return replace(base, **changes)
+
+
+def run(
+    data_name: str,
+    method: str,
+    seed: int,
+    split: Any,
+    *,
+    rate: float | None = None,
+    device: str | torch.device | None = None,
+    changes: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    checkpoints: Path | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train one model, choose on validation users, measure on test users, and return everything as one record.
+
+    Args:
+        data_name: a key of :data:`DATA`.
+        method: a key of :data:`ROWS`.
+        seed: draws weights, the order of users, masks and noise.
+        split: train, validation and test as :func:`lbdrop.recommend.split_users` gives them; of ``train`` only ``rows``
+            and, for the examples, ``items`` are read, of the others ``fold_in`` and ``held_out``.
+        rate: the fixed rate, in a grid.
+        device: a GPU if there is one.
+        changes: settings to replace: of the network, or of a rival, whose grid then shrinks to what is left.
+        training: further arguments of :func:`lbdrop.recommend.train.fit`, such as ``validate_every`` or ``patience``.
+        checkpoints: folder for the state after each epoch; a run found there is taken up where it stopped.
+        progress: show a bar.
+    """
+    one = _known(Run(data_name, method, seed, rate))
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    rows = split.train.rows
+    likes = torch.from_numpy(np.bincount(rows.indices, minlength=rows.shape[1]))
+    world = World(rows, likes, HeldOutRows.on(split.validation, place), HeldOutRows.on(split.test, place), place)
+    if method in RIVALS:
+        scorer, made = _rival(one, world, changes or {})
+    else:
+        s = settings_of(one, changes)
+        scorer, made = _network(one, s, world, dict(training or {}), checkpoints, progress)
+    start = time.perf_counter()
+    test = evaluate(scorer, world.test, likes=likes, device=place)
+    made["seconds"]["evaluate"] = time.perf_counter() - start
+    return {
+        "experiment": "collaborative",
+        "name": one.name,
+        "dataset": data_name,
+        "method": method,
+        "label": _label(one),
+        "seed": seed,
+        "rate": rate,
+        "settings": made["settings"],
+        "protocol": _protocol(one, world, made),
+        "provenance": provenance(),
+        "data": world.counts(),
+        **made,
+        "validation": made["validation"].record(),
+        "test": test.record(),
+        "examples": looks.examples(scorer, world.test, likes, getattr(split.train, "items", None)),
+        "peak_bytes": torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None,
+    }
+
+
+class World(NamedTuple):
+    """What every method is given."""
+
+    train: Any
+    likes: Tensor
+    validation: HeldOutRows
+    test: HeldOutRows
+    device: torch.device
+
+    def counts(self) -> dict[str, int]:
+        users, items = self.train.shape
+        held = {"validation": self.validation, "test": self.test}
+        return {"train_users": users, "items": items, "train_likes": int(self.train.nnz)} | {
+            f"{name}_{what}": value
+            for name, part in held.items()
+            for what, value in (("users", part.fold_in.users), ("fold_in", part.fold_in.entries),
+                                ("held_out", part.held_out.entries))
+        }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- the methods
+
+
+def _network(
+    one: Run, s: Settings, world: World, training: dict[str, Any], checkpoints: Path | None, progress: bool
+) -> tuple[Any, dict[str, Any]]:
+    torch.manual_seed(one.seed)
+    model = VAE(world.train.shape[1], s, users=world.train.shape[0])
+    train = Rows.from_csr(world.train, world.device)
+    start = time.perf_counter()
+    history = fit(
+        model, train, world.validation, s, device=world.device, seed=one.seed, checkpoints=checkpoints,
+        progress=progress, **training,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+
+    def scorer(masks: int) -> Any:
+        generator = torch.Generator(world.device).manual_seed(one.seed) if masks else None
+        return partial(model.scores, samples=masks, generator=generator)
+
+    found = {
+        masks: evaluate(scorer(masks), world.validation, likes=world.likes, device=world.device)
+        for masks in sorted({0, s.samples})
+    }
+    masks = max(found, key=lambda each: found[each].mean[MEASURE])
+    best = history.best_epoch
+    model.eval()
+    return scorer(masks), {
+        "settings": asdict(s),
+        "training": training,
+        "validation": found[masks],
+        "masks": {"at_test": masks, "chosen_on": "validation", "validation": _per_masks(found)},
+        "choice": None,
+        "history": [_epoch(entry) for entry in history.epochs],
+        "best": None if best is None else {"epoch": best["epoch"], "beta": best["beta"], "keep": best["keep"]},
+        "stopped_early": history.stopped,
+        "rates": looks.rates(model.keep.cpu(), world.likes) if s.dropout != "none" else None,
+        "seconds": {
+            "train": seconds,
+            "per_epoch": statistics.median(entry["seconds"] for entry in history.epochs) if history.epochs else None,
+        },
+    }
+
+
+def _rival(one: Run, world: World, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Fit every setting of the grid, keep the one that validation users like best."""
+    tried: list[dict[str, Any]] = []
+    best: tuple[Linear, Report] | None = None
+    start, fitting = time.perf_counter(), 0.0
+    for options in _different(RIVALS[one.method], changes):
+        begin = time.perf_counter()
+        seeded = {"seed": one.seed} if one.method in ("wmf", "ials") else {}
+        model = LINEAR[one.method](**options, **seeded, device=world.device).fit(world.train)
+        fitting = time.perf_counter() - begin
+        report = evaluate(model, world.validation, likes=world.likes, device=world.device)
+        tried.append({"settings": options, MEASURE: report.mean[MEASURE], "seconds": fitting})
+        if best is None or report.mean[MEASURE] > best[1].mean[MEASURE]:
+            best = model, report
+        del model  # two item × item matrices at once are enough
+    assert best is not None
+    chosen = max(tried, key=lambda each: each[MEASURE])
+    return best[0], {
+        "settings": {"method": one.method, **chosen["settings"]},
+        "training": {},
+        "validation": best[1],
+        "masks": None,
+        "choice": {"by": f"validation {MEASURE}", "tried": tried, "chosen": chosen["settings"]},
+        "history": [],
+        "best": None,
+        "stopped_early": False,
+        "rates": None,
+        "seconds": {"train": time.perf_counter() - start, "per_epoch": None, "fit": chosen["seconds"]},
+    }
+
+
+def _different(options: list[dict[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for each in ({**option, **changes} for option in options):
+        found += [] if each in found else [each]
+    return found
+
+
+def _epoch(entry: Mapping[str, Any]) -> dict[str, Any]:
+    validation = entry["validation"]
+    names = ("epoch", "loss", "nll", "kl", "mask_kl", "beta", "keep", "seconds")
+    return {name: entry[name] for name in names} | {MEASURE: None if validation is None else validation[MEASURE]}
+
+
+def _per_masks(found: Mapping[int, Report]) -> dict[str, Any]:
+    return {str(masks): {"mean": report.mean, "standard_error": report.error} for masks, report in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def _known(one: Run) -> Run:
+    if one.dataset not in DATA:
+        raise DropoutError(f"data set: want one of {', '.join(DATA)}, got {one.dataset!r}")
+    if one.method not in ROWS:
+        raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {one.method!r}")
+    if one.rate is not None and one.method not in ENCODERS:
+        raise DropoutError(f"rate: want a method with a grid ({', '.join(ENCODERS)}), got {one.method!r}")
+    if one.rate is not None and not 0 <= one.rate < 1:
+        raise DropoutError(f"rate: want 0 or more and less than 1, got {one.rate}")
+    return one
+
+
+def _label(one: Run) -> str:
+    return ROWS[one.method] + (f", rate {one.rate:g}" if one.rate is not None else "")
+
+
+def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
+    """What was done, in words; what every run of a table shares comes first."""
+    c = world.counts()
+    data = (
+        f"{one.dataset}, users split as by Liang et al. 2018: {c['train_users']:,} to train on with {c['train_likes']:,} likes"
+        f" of {c['items']:,} items, {c['validation_users']:,} for validation, {c['test_users']:,} for test, a fifth of whose"
+        " items is held out"
+    )
+    if (choice := made["choice"]) is not None:
+        return f"{data}; {choice['by']} chooses among {len(choice['tried'])} settings"
+    schedule, s = DATA[one.dataset], made["settings"]
+    epochs = s["epochs"] * (2 if s["alternate"] else 1)
+    source = "the paper's" if schedule.published else "our choice, the data are not in the paper"
+    if epochs != schedule.epochs:
+        source = f"scaled down from {schedule.epochs}, and the KL's annealing with it" if schedule.published else "our choice"
+    passes = f"; an epoch is {s['alternate']} passes for the encoder and one for the decoder" if s["alternate"] else ""
+    weight = (
+        f"the KL weighs {s['gamma']:g} for each of the user's items" if s["gamma"] is not None
+        else f"the KL's weight rises to {s['beta_cap']:g} by 1/{s['anneal_steps']:,} a step"
+    )  # fmt: skip
+    early = f" (stopped after {len(made['history'])})" if made["stopped_early"] else ""
+    return (
+        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}; {weight}; the epoch with the best"
+        f" validation {MEASURE}; masks averaged at test: {made['masks']['at_test']}, chosen on validation"
+    )

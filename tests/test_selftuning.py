@@ -1,0 +1,268 @@
+"""Self-tuning: where the best rate is known it is found, from any start; and nothing but the held-out loss moves a rate."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import DropoutError, Objective, SelfTuning, parameter_groups
+from lbdrop.response import Response
+
+Pair = tuple[Tensor, Tensor]
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x)[:, 0] - y) ** 2
+
+
+def crossed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def small(rate: float = 0.3) -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Dropout(rate), nn.Linear(6, 8), nn.ReLU(), nn.Dropout(rate), nn.Linear(8, 3))
+    return lbdrop.convert(model, verbose=False), torch.randn(20, 6), torch.randint(0, 3, (20,))
+
+
+def stirred(model: nn.Module) -> None:
+    """Responses as if they had been learned."""
+    for module in model.modules():
+        if isinstance(module, Response):
+            nn.init.normal_(module.stretch, std=0.3)
+            if module.shift is not None:
+                nn.init.normal_(module.shift, std=0.3)
+
+
+# ------------------------------------------------------------------------------------------------- a known right answer
+
+
+def regression(noise: float = 3.0) -> tuple[Pair, Pair]:
+    g = torch.Generator().manual_seed(0)
+    w = 0.5 * torch.randn(40, generator=g)
+
+    def some(n: int) -> Pair:
+        x = torch.randn(n, 40, generator=g)
+        return x, x @ w + noise * torch.randn(n, generator=g)
+
+    return some(60), some(2000)
+
+
+def held_out_loss(train: Pair, held: Pair, rate: float) -> float:
+    """Dropout of a linear regression's inputs is ridge: min ‖y − Xw‖² + rate/(1−rate)·Σ_j (XᵀX)_jj w_j²."""
+    x, y = train
+    gram = x.T @ x
+    w = torch.linalg.solve(gram + rate / (1 - rate) * torch.diag(gram.diagonal()), x.T @ y)
+    return float(((held[0] @ w - held[1]) ** 2).mean())
+
+
+@pytest.mark.parametrize("start", [0.05, 0.8])
+def test_the_best_rate_of_a_linear_regression_is_found_from_far_below_and_far_above(start: float) -> None:
+    train, held = regression()
+    grid = [i / 50 for i in range(1, 48)]
+    best = min(grid, key=lambda rate: held_out_loss(train, held, rate))
+    torch.manual_seed(0)
+    model = lbdrop.convert(nn.Sequential(nn.Dropout(start), nn.Linear(40, 1, bias=False)), verbose=False)
+    objective = Objective(model, SelfTuning(model, [held], every=1, masks=4))
+    optimizer = torch.optim.Adam(parameter_groups(model, lr=0.02, rate_lr=0.02))
+    late = []
+    for step in range(900):
+        optimizer.zero_grad()
+        objective(squares, *train).backward()
+        optimizer.step()
+        late += [model[0].p] if step >= 600 else []
+    assert abs(sum(late) / len(late) - best) < 0.1
+    assert best == pytest.approx(0.32)  # neither end of the grid
+
+
+# --------------------------------------------------------------------------------------------------------- one step
+
+
+def test_rates_get_no_gradient_from_the_training_loss_and_one_at_every_look() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=3))
+    stirred(model)
+    seen = []
+    for _ in range(6):
+        model.zero_grad()
+        objective(crossed, x, y).backward()
+        seen.append(model[0].logit.grad is not None)
+        assert model[1].weight.grad.abs().sum() > 0
+        assert model[3].response.stretch.grad.abs().sum() > 0
+    assert seen == [False, False, True, False, False, True]
+
+
+def test_without_a_response_the_held_out_loss_does_not_know_the_rates() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    objective(crossed, x, y).backward()
+    assert model[0].logit.grad == 0
+    assert model[3].logit.grad == 0
+
+
+def test_the_slope_is_that_of_the_held_out_loss_through_the_responses() -> None:
+    torch.manual_seed(0)
+    model, x, y = small()
+    model.double()
+    x = x.double()
+    rule = SelfTuning(model, [(x, y)], every=1, spread=1e-9)
+    stirred(model)
+    objective = Objective(model, rule)
+    model.zero_grad()
+    objective(crossed, x, y).backward()
+
+    def shifted(by: float, which: int) -> Tensor:
+        offsets = torch.zeros(len(x), 2, dtype=torch.float64)
+        offsets[:, which] = by
+        for layer in rule.layers.values():
+            layer.offsets = offsets
+        loss = crossed(model.eval(), x, y).mean()
+        for layer in rule.layers.values():
+            layer.offsets = None
+        return loss.detach()
+
+    for which, name in enumerate(("0", "3")):
+        expected = (shifted(1e-4, which) - shifted(-1e-4, which)) / 2e-4
+        assert torch.allclose(rule.layers[name].logit.grad, expected, atol=1e-6)
+        assert expected.abs() > 1e-3
+
+
+def test_each_example_is_masked_at_its_own_rate() -> None:
+    torch.manual_seed(0)
+    layer = lbdrop.LearnableDropout(rate=0.5)
+    layer.offsets = torch.tensor([[-2.0], [0.0], [2.0]])
+    mask = layer.draw(1, (3, 4000), torch.ones(3, 4000), None)[0]
+    assert torch.allclose(mask.mean(1), torch.sigmoid(layer.offsets[:, 0]), atol=0.03)
+    # Inverted scaling by each example's own keep rate leaves the mean as it is.
+    assert torch.allclose(layer.masked(torch.ones(3, 4000), mask).mean(1), torch.ones(3), atol=0.15)
+
+
+@pytest.mark.parametrize("masks", [1, 3])
+def test_many_masks_and_one_give_one_loss_and_leave_no_offsets(masks: int) -> None:
+    model, x, y = small()
+    objective = Objective(model, held_out=[(x, y)], masks=masks)
+    assert isinstance(objective.rule, SelfTuning)
+    loss = objective(crossed, x, y)
+    assert loss.shape == ()
+    loss.backward()
+    assert all(layer.offsets is None for layer in objective.layers.values())
+
+
+def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+    lbdrop.convert(model, verbose=False)
+    x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    rule = SelfTuning(model, [(100 + x, y)], every=1)
+    model[3].eval()
+    objective = Objective(model, rule)
+    objective(crossed, x, y).backward()
+    assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
+    assert [module.training for module in model] == [True, True, True, False]
+
+
+def test_after_training_the_responses_do_not_show() -> None:
+    model, x, y = small()
+    before = model.eval()(x)
+    SelfTuning(model, [(x, y)])
+    stirred(model)
+    assert torch.equal(model(x), before)
+    plain = lbdrop.bake(model)
+    assert torch.allclose(plain(x), before)
+    assert not any("response" in name for name, _ in plain.named_parameters())
+
+
+def test_masked_attention_stays_masked() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    lbdrop.convert(layer, verbose=False)
+    x, future = torch.randn(3, 5, 8), torch.triu(torch.full((5, 5), -torch.inf), 1)
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x, src_mask=future)[:, 0].pow(2).mean(1)
+
+    rule = SelfTuning(layer, [(x,)], generator=torch.Generator().manual_seed(1))
+    stirred(layer)
+    objective = Objective(layer, rule)
+    first = objective(losses, x)
+    rule.generator.manual_seed(1)
+    rule.restart()
+    changed = torch.cat([x[:, :1], torch.randn(3, 4, 8)], 1)
+    assert torch.allclose(objective(losses, changed), first)
+
+
+def test_every_parameter_is_in_one_group_and_responses_learn_like_rates() -> None:
+    model, x, y = small()
+    SelfTuning(model, [(x, y)])
+    groups = parameter_groups(model, lr=1e-3, rate_lr=0.02, weight_decay=0.1)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    assert [group["lr"] for group in groups] == [1e-3, 0.02, 0.02]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0, 0.0]
+
+
+def test_a_restart_gives_the_same_step_again() -> None:
+    torch.manual_seed(0)
+    model, x, y = small()
+    batches = [(x[:10], y[:10]), (x[10:], y[10:])]
+    rule = SelfTuning(model, batches, every=1)
+    stirred(model)
+    objective = Objective(model, rule)
+
+    def gradient() -> Tensor:
+        torch.manual_seed(5)
+        rule.restart()
+        model.zero_grad()
+        objective(crossed, x, y).backward()
+        return model[0].logit.grad.clone()
+
+    first = gradient()
+    objective(crossed, x, y)
+    assert torch.equal(gradient(), first)
+
+
+# ----------------------------------------------------------------------------------------------------------- mistakes
+
+
+def test_a_loss_without_its_batch_is_refused() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    with pytest.raises(DropoutError, match="got no batch"):
+        objective(lambda m: crossed(m, x, y))
+
+
+def test_held_out_data_that_runs_out_is_refused() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, (pair for pair in [(x, y)]), every=1))
+    with pytest.raises(DropoutError, match="not a generator"):
+        for _ in range(3):
+            objective(crossed, x, y)
+
+
+def test_a_dropout_that_sees_other_examples_is_refused() -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.out = nn.Dropout(0.2), nn.Dropout(0.2), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.second(self.first(x).reshape(-1, 4))
+            return self.out(y).reshape(len(x), -1, 3).mean(1)
+
+    model = lbdrop.convert(Folded(), verbose=False)
+    x, y = torch.randn(5, 2, 4), torch.randint(0, 3, (5,))
+    objective = Objective(model, SelfTuning(model, [(x, y)]))
+    with pytest.raises(DropoutError, match="got 5 and 10"):
+        objective(crossed, x, y)
+    assert all(layer.offsets is None for layer in objective.layers.values())
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    model, x, y = small()
+    with pytest.raises(DropoutError, match="spread > 0"):
+        SelfTuning(model, [(x, y)], spread=0.0)
+    with pytest.raises(DropoutError, match="want one of them"):
+        Objective(model, SelfTuning(model, [(x, y)]), held_out=[(x, y)])
+    with pytest.raises(DropoutError, match="pass example=x"):
+        SelfTuning(small()[0], [(torch.randn(5, 99), y)])
+    with pytest.raises(DropoutError, match="convert"):
+        SelfTuning(nn.Linear(2, 2), [(x, y)])
