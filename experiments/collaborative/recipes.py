@@ -29,7 +29,7 @@ from lbdrop.recommend.train import fit
 from lbdrop.recommend.vae import VAE
 from lbdrop.records import provenance
 
-__all__ = ["DATA", "GRID", "ROWS", "RIVALS", "Run", "contestants", "grid", "run", "settings_of"]
+__all__ = ["DATA", "ENCODERS", "GRID", "RIVALS", "ROWS", "Run", "contestants", "grid", "run", "settings_of"]
 
 MEASURE = "ndcg@100"
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -77,10 +77,11 @@ RIVALS: dict[str, list[dict[str, Any]]] = {
 
 
 class Schedule(NamedTuple):
-    """How long to train, and over how many steps the KL's weight rises to 1 (it stops at its cap)."""
+    """How long to train, and over how many steps the KL's weight would rise to 1 (it stops at its cap)."""
 
     epochs: int
     anneal_steps: int
+    batch: int = 500
     published: bool = True
 
 
@@ -88,9 +89,10 @@ DATA = {
     "ml-20m": Schedule(200, 200_000),
     "netflix": Schedule(100, 200_000),
     "msd": Schedule(100, 200_000),
-    "ml-1m": Schedule(200, 5_000, published=False),  # ten steps an epoch: the cap is reached half-way, as on Netflix
+    "ml-1m": Schedule(50, 5_750, batch=100, published=False),
 }
-"""Epochs of the paper, annealing of Liang et al.; MovieLens-1M is in neither."""
+"""Epochs of the paper, annealing of Liang et al. MovieLens-1M is in neither: small batches make 46 steps an epoch of its
+few users, and the KL's weight reaches its cap half-way, as on Netflix."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,23 @@ class Run:
     seed: int = 0
     rate: float | None = None
     """The fixed rate, in rows that form a grid."""
+
+    def __post_init__(self):
+        if self.dataset not in DATA:
+            raise DropoutError(f"data set: want one of {', '.join(DATA)}, got {self.dataset!r}")
+        if self.method not in ROWS:
+            raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {self.method!r}")
+        if self.method in ENCODERS and self.rate is None:
+            object.__setattr__(self, "rate", 0.5)
+        if self.rate is not None and self.method not in ENCODERS:
+            raise DropoutError(f"rate: want a method with a grid ({', '.join(ENCODERS)}), got {self.method!r}")
+        if self.rate is not None and not 0 <= self.rate < 1:
+            raise DropoutError(f"rate: want 0 or more and less than 1, got {self.rate}")
+
+    @property
+    def label(self) -> str:
+        """What its row of the table is called."""
+        return ROWS[self.method] + (f", rate {self.rate:g}" if self.rate is not None else "")
 
     @property
     def name(self) -> str:
@@ -136,18 +155,18 @@ def settings_of(one: Run, changes: Mapping[str, Any] | None = None) -> Settings:
         one: the run.
         changes: settings to replace. Other ``epochs`` or another ``batch`` stretch the annealing with them.
     """
-    schedule, changes = DATA[_known(one).dataset], dict(changes or {})
+    schedule, changes = DATA[one.dataset], dict(changes or {})
     base = models.method("vae-drop" if one.method in ENCODERS else one.method)
     if one.method == "vae-dense-drop":
         base = replace(base, method=one.method, **models.DENSE)
-    if one.method in ENCODERS:
-        rate = base.rate if one.rate is None else one.rate
-        base = replace(base, rate=rate) if rate > 0 else replace(base, dropout="none")
-    epochs, batch = changes.pop("epochs", schedule.epochs), changes.get("batch", base.batch)
-    if base.alternate:  # an epoch is several passes: half as many epochs are its published fifty for our hundred
+    if one.rate is not None:
+        base = replace(base, rate=one.rate) if one.rate > 0 else replace(base, dropout="none")
+    epochs, batch = changes.pop("epochs", schedule.epochs), changes.pop("batch", schedule.batch)
+    stretch = epochs / schedule.epochs * schedule.batch / batch
+    if base.alternate:  # an epoch is several passes: our hundred are its published fifty
         epochs = max(epochs // 2, 1)
-    stretch = epochs * (2 if base.alternate else 1) / schedule.epochs * base.batch / batch
-    base = replace(base, epochs=epochs, anneal_steps=max(round(schedule.anneal_steps * stretch), 1))
+    steps = max(round(schedule.anneal_steps * stretch), 1)
+    base = replace(base, epochs=epochs, batch=batch, anneal_steps=steps)
     if unknown := set(changes) - {field.name for field in fields(Settings)}:
         raise DropoutError(f"settings: no {', '.join(sorted(unknown))}; see lbdrop.recommend.settings.Settings")
     return replace(base, **changes)
@@ -181,7 +200,7 @@ def run(
         checkpoints: folder for the state after each epoch; a run found there is taken up where it stopped.
         progress: show a bar.
     """
-    one = _known(Run(data_name, method, seed, rate))
+    one = Run(data_name, method, seed, rate)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
@@ -201,9 +220,9 @@ def run(
         "name": one.name,
         "dataset": data_name,
         "method": method,
-        "label": _label(one),
+        "label": one.label,
         "seed": seed,
-        "rate": rate,
+        "rate": one.rate,
         "settings": made["settings"],
         "protocol": _protocol(one, world, made),
         "provenance": provenance(),
@@ -331,22 +350,6 @@ def _per_masks(found: Mapping[int, Report]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _known(one: Run) -> Run:
-    if one.dataset not in DATA:
-        raise DropoutError(f"data set: want one of {', '.join(DATA)}, got {one.dataset!r}")
-    if one.method not in ROWS:
-        raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {one.method!r}")
-    if one.rate is not None and one.method not in ENCODERS:
-        raise DropoutError(f"rate: want a method with a grid ({', '.join(ENCODERS)}), got {one.method!r}")
-    if one.rate is not None and not 0 <= one.rate < 1:
-        raise DropoutError(f"rate: want 0 or more and less than 1, got {one.rate}")
-    return one
-
-
-def _label(one: Run) -> str:
-    return ROWS[one.method] + (f", rate {one.rate:g}" if one.rate is not None else "")
-
-
 def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
     """What was done, in words; what every run of a table shares comes first."""
     c = world.counts()
@@ -358,10 +361,15 @@ def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
     if (choice := made["choice"]) is not None:
         return f"{data}; {choice['by']} chooses among {len(choice['tried'])} settings"
     schedule, s = DATA[one.dataset], made["settings"]
-    epochs = s["epochs"] * (2 if s["alternate"] else 1)
-    source = "the paper's" if schedule.published else "our choice, the data are not in the paper"
-    if epochs != schedule.epochs:
-        source = f"scaled down from {schedule.epochs}, and the KL's annealing with it" if schedule.published else "our choice"
+    whole = s["epochs"] * (2 if s["alternate"] else 1) >= schedule.epochs - 1
+    if not schedule.published:
+        source = "our choice: the data are not in the paper"
+    elif whole and s["batch"] == schedule.batch:
+        source = "as published"
+    else:
+        source = (
+            f"scaled from {schedule.epochs} epochs of batches of {schedule.batch}, and the KL's annealing with them"
+        )
     passes = f"; an epoch is {s['alternate']} passes for the encoder and one for the decoder" if s["alternate"] else ""
     weight = (
         f"the KL weighs {s['gamma']:g} for each of the user's items" if s["gamma"] is not None

@@ -19,7 +19,13 @@ Points = Sequence[tuple[float, float]]
 
 FAMILIES = {"lbd": "#c4561a", "concrete": "#2d7a46", "gaussian": "#8a4fb0", "mc": "#3569b0", "other": "#777b84"}
 DARK = {"lbd": "#f0914f", "concrete": "#6cc48a", "gaussian": "#c79be6", "mc": "#7fabea", "other": "#a3a7b0"}
-DASHES = {"lbd-layer": "7 3", "lbd-model": "2 3", "lbd-tuned-layer": "9 2 2 2", "lbd-tuned-model": "1 5", "mc-masks": "2 3"}
+DASHES = {
+    "lbd-layer": "7 3",
+    "lbd-model": "2 3",
+    "lbd-tuned-layer": "9 2 2 2",
+    "lbd-tuned-model": "1 5",
+    "mc-masks": "2 3",
+}
 
 CHART_STYLE = (
     ":root {" + "".join(f" --m-{name}: {colour};" for name, colour in FAMILIES.items()) + " }\n"
@@ -52,11 +58,13 @@ h3 { font-size: 1rem; margin: 26px 0 8px; }
 
 def family(row: Row) -> str:
     """The family of a method: what gives it its colour."""
-    name = row["method"].partition("-")[0]
+    name = row.get("family") or row["method"].partition("-")[0]
     return name if name in FAMILIES else "other"
 
 
 def _dash(row: Row, chosen: str | None) -> str:
+    if "dash" in row:
+        return row["dash"]
     return "7 3" if row["method"] == "mc" and row["key"] != chosen else DASHES.get(row["method"], "")
 
 

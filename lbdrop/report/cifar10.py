@@ -7,8 +7,7 @@ Boluki, Ardywibowo, Dadaneh, Zhou and Qian, Learnable Bernoulli Dropout for Baye
 
 import base64
 import io
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 from lbdrop.report import charts, tables
 from lbdrop.report.figures import panels
-from lbdrop.report.page import _list, _plain, _section, plus_minus
+from lbdrop.report.page import _list, _section, document, facts, note, plus_minus, write_files
 from lbdrop.report.runs import Json
-from lbdrop.report.style import STYLE
 from lbdrop.report.summary import MEASURES, show, verdict
 from lbdrop.report.tables import BASIC, UNCERTAIN, best_of, columns, html
 from lbdrop.vision.cifar10 import CLASSES
@@ -40,13 +38,7 @@ def write(folder: Path, summary: dict[str, Any], images: UInt8[Tensor, "n 3 32 3
         tables.markdown(summary).encode(),
         charts.pavpu_png(rows, summary["chosen"]),
     )
-    for name, content in zip((FILES[0], FILES[1], FILES[3]), texts, strict=True):
-        beside = folder / f"{name}.{os.getpid()}.part"
-        try:
-            beside.write_bytes(content)
-            beside.replace(folder / name)
-        finally:
-            beside.unlink(missing_ok=True)
+    write_files(folder, dict(zip((FILES[0], FILES[1], FILES[3]), texts, strict=True)))
     write_json(folder / FILES[2], summary)
     return [folder / name for name in FILES]
 
@@ -56,37 +48,26 @@ def render(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> s
     rows, chosen = [summary["rows"][key] for key in summary["shown"]], summary["chosen"]
     parts = [
         _header(summary, rows),
-        _section("What came out", _list(summary["findings"]), *map(_note, summary["caveats"])),
+        _section("What came out", _list(summary["findings"]), *map(note, summary["caveats"])),
         _section("Beside the paper", html(tables.paper_columns(summary), tables.paper_rows(summary)),
-                 _note(tables.NOTE_ON_PAVPU)),
+                 note(tables.NOTE_ON_PAVPU)),
         _section("On the test set", *_test_tables(summary, rows)),
         _section("The best fixed rate", *_grid(summary)),
         _section("Does uncertainty point at errors?", *_pavpu(rows, chosen)),
-        _section("Are they as sure as they are right?", panels(*map(charts.reliability, rows)), _note(
+        _section("Are they as sure as they are right?", panels(*map(charts.reliability, rows)), note(
             "Test images of all seeds by confidence. On the diagonal the two agree; above it the network is too cautious,"
             " below it too sure. A disc's area follows the number of images; bins of fewer than ten are left unjoined.")),
         _section("The learned rates", *_rates(rows)),
         _section("Under corruption", *_corruption(rows, chosen)),
         _section("The most and the least certain test images", *_certainty(rows[0], images)),
-        _section("How it was run", *_facts(summary)),
+        _section("How it was run", *facts(summary["runs"], summary["protocol"])),
     ]  # fmt: skip
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline';"
-        ' img-src data:">\n'
-        f"<title>lbdrop: CIFAR-10</title>\n<style>{STYLE}{charts.CHART_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")  # numbers stay whole at line ends
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    # Numbers stay whole at line ends.
+    return document("lbdrop: CIFAR-10", [p.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") for p in parts],
+                    charts.CHART_STYLE)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
 
 
 def _header(summary: Json, rows: Sequence[Json]) -> str:
@@ -106,12 +87,12 @@ def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
     strangers = next((row["ood"] for row in rows if row["ood"]), None)
     foreign = [
         "<h3>Telling foreign images apart</h3>", html(columns(tables.FOREIGN), rows, best_of(rows, tables.FOREIGN)),
-        _note(f"Test images against {strangers['count']:,} others: {strangers['set']}."),
-    ] if strangers else [_note("No run was shown foreign images.")]  # fmt: skip
+        note(f"Test images against {strangers['count']:,} others: {strangers['set']}."),
+    ] if strangers else [note("No run was shown foreign images.")]  # fmt: skip
     return [
         "<h3>Accuracy and calibration</h3>", html({**seeds, **columns(BASIC)}, rows, best_of(rows, BASIC)),
         "<h3>Uncertainty</h3>", html(columns(UNCERTAIN), rows, best_of(rows, UNCERTAIN)),
-        _note("± is the standard error over seeds. The best mean of each column is bold, whether or not it is clearly"
+        note("± is the standard error over seeds. The best mean of each column is bold, whether or not it is clearly"
               " best. AURC: error rate averaged over coverage, least certain images refused first; AUROC of errors:"
               " right against wrong by entropy."),
         *foreign, "<h3>Rates and cost</h3>",
@@ -153,7 +134,7 @@ def _grid(summary: Json) -> list[str]:
         *parts,
         f"<h3>Learned minus {escape(chosen['label'])}, paired by seed</h3>",
         html(learned, rows),
-        _note("Mean ± standard error of the difference over shared seeds; from three seeds on with its 95 % t interval, not"
+        note("Mean ± standard error of the difference over shared seeds; from three seeds on with its 95 % t interval, not"
               " corrected for the number of comparisons. Level: the interval holds 0."),
     ]  # fmt: skip
 
@@ -168,7 +149,7 @@ def _pavpu(rows: Sequence[Json], chosen: str | None) -> list[str]:
         figures.append(charts.curves(title, "threshold t", [gap for gap in gaps if gap[1]], chosen, zero=True))
     return [
         charts.legend(rows, chosen), panels(*figures),
-        _note("PAvPU: the share of images that are certain and right or uncertain and wrong, where certain means an"
+        note("PAvPU: the share of images that are certain and right or uncertain and wrong, where certain means an"
               " entropy of at most the validation images' least plus t times their range. Means over seeds."),
     ]  # fmt: skip
 
@@ -182,7 +163,7 @@ def _rates(rows: Sequence[Json]) -> list[str]:
     if not learned:
         return ["<p>No run has learned rates.</p>"]
     drawn = [panels(*(charts.histogram(row, layer) for layer in row["rates"])) for row in learned]
-    return [*drawn, _note("All seeds together, in bins of equal width.")]
+    return [*drawn, note("All seeds together, in bins of equal width.")]
 
 
 def _corruption(rows: Sequence[Json], chosen: str | None) -> list[str]:
@@ -200,7 +181,7 @@ def _corruption(rows: Sequence[Json], chosen: str | None) -> list[str]:
                 drawn += [(row, line)] if len(line) > 1 else []
             figures.append(charts.curves(f"{name}: {title}", "severity", drawn, chosen))
         parts.append(panels(*figures))
-    return [charts.legend(rows, chosen), *parts, _note("Severity 0: the test images as they are.")]
+    return [charts.legend(rows, chosen), *parts, note("Severity 0: the test images as they are.")]
 
 
 def _certainty(row: Json, images: UInt8[Tensor, "n 3 32 32"] | None) -> list[str]:
@@ -244,34 +225,3 @@ def _picture(image: Json, images: UInt8[Tensor, "n 3 32 32"]) -> str:
 
 def _class(number: int) -> str:
     return CLASSES[number] if 0 <= number < len(CLASSES) else str(number)
-
-
-def _facts(summary: Json) -> list[str]:
-    """What all runs share, and where they come from."""
-    runs = summary["runs"]
-    made = [run["provenance"] for run in runs]
-    dates = sorted(str(each["date"]) for each in made if "date" in each)
-    sources = {
-        "runs": len(runs),
-        "commit": _different(each.get("commit", "unknown") for each in made),
-        "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "unknown",
-        "hardware": _different(each.get("hardware", "unknown") for each in made),
-        "versions": _different(_plain([f"{k} {v}" for k, v in each.get("versions", {}).items()]) for each in made),
-    }
-    names = {name: None for run in runs for name in run["settings"]}
-    values = {name: list({str(run["settings"].get(name)): None for run in runs}) for name in names}
-    shared = {name.replace("_", " "): value[0] for name, value in values.items() if len(value) == 1}
-    shown = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
-        for name, value in {**sources, **shared}.items()
-    )
-    protocol = "".join(f"<p>{escape(text)}.</p>" for text in summary["protocol"])
-    return [
-        protocol,
-        f'<dl class="facts">{shown}</dl>',
-        _note("Settings that differ between methods are in summary.json."),
-    ]
-
-
-def _different(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(map(str, values)))

@@ -4,7 +4,7 @@ Every number and every sentence on the page comes from the JSON; colours follow 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,27 @@ from lbdrop.report import figures
 from lbdrop.report.figures import Json, panels
 from lbdrop.report.style import STYLE
 
-__all__ = ["percent", "plus_minus", "rates_in_words", "render", "write_page"]
+__all__ = [
+    "document", "facts", "note", "percent", "plus_minus", "rates_in_words", "render", "write_files", "write_page",
+]  # fmt: skip
 
 
 def write_page(path: Path, result: Json) -> Path:
-    """Render beside the target, then rename: whoever looks finds the old page or the new one, never half of one."""
+    """Write the page of a result."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        beside.write_text(render(result), encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_files(path.parent, {path.name: render(result).encode()})
     return path
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write beside the target, then rename: whoever looks finds the old file or the new one, never half of one."""
+    for name, content in contents.items():
+        beside = folder / f"{name}.{os.getpid()}.part"
+        try:
+            beside.write_bytes(content)
+            beside.replace(folder / name)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def render(result: Json) -> str:
@@ -44,13 +52,18 @@ def render(result: Json) -> str:
         _section("The least certain test digits", figures.digits(result["uncertain"])),
         _section("How it was run", _search(entries), _selection(result), _settings(result)),
     ]
+    return document("lbdrop demo", parts)
+
+
+def document(title: str, parts: Sequence[str], style: str = "") -> str:
+    """A page of these sections, which loads nothing and runs nothing."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline';"
         ' img-src data:">\n'
-        f"<title>lbdrop demo</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -91,6 +104,11 @@ def rates_in_words(entry: Json) -> str:
 
 def _section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
+
+
+def note(text: str) -> str:
+    """A remark below a table or a figure."""
+    return f'<p class="note">{escape(text)}</p>'
 
 
 def _header(result: Json) -> str:
@@ -199,3 +217,32 @@ def _settings(result: Json) -> str:
 
 def _plain(value: Any) -> str:
     return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def facts(runs: Sequence[Json], protocol: Sequence[str]) -> list[str]:
+    """What all runs share, and where they come from."""
+    made = [run["provenance"] for run in runs]
+    dates = sorted(str(each["date"]) for each in made if "date" in each)
+    sources = {
+        "runs": len(runs),
+        "commit": _different(each.get("commit", "unknown") for each in made),
+        "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "unknown",
+        "hardware": _different(each.get("hardware", "unknown") for each in made),
+        "versions": _different(_plain([f"{k} {v}" for k, v in each.get("versions", {}).items()]) for each in made),
+    }
+    names = {name: None for run in runs for name in run["settings"]}
+    values = {name: list({str(run["settings"].get(name)): None for run in runs}) for name in names}
+    shared = {name.replace("_", " "): value[0] for name, value in values.items() if len(value) == 1}
+    shown = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in {**sources, **shared}.items()
+    )
+    return [
+        "".join(f"<p>{escape(text)}.</p>" for text in protocol),
+        f'<dl class="facts">{shown}</dl>',
+        note("Settings that differ between methods are in summary.json."),
+    ]
+
+
+def _different(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(map(str, values)))

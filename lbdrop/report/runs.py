@@ -8,7 +8,7 @@ from typing import Any
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["METRICS", "Json", "key", "read"]
+__all__ = ["METRICS", "Json", "files", "key", "load", "read"]
 
 Json = Mapping[str, Any]
 
@@ -36,8 +36,8 @@ NEVER_NULL = ("test.accuracy", "test.nll", "validation.nll")
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """All runs of these files and folders, each with the ``file`` it came from; what is no such run raises."""
     runs: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in _files(paths):
-        run = _load(path)
+    for path in files(paths):
+        run = load(path)
         if run.get("kind") == "summary" and path not in paths:
             continue  # what an earlier report left in the folder
         _check(path, run)
@@ -53,7 +53,8 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return list(runs.values())
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
+def files(paths: Sequence[Path]) -> list[Path]:
+    """Every JSON named or in a folder named, once."""
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -63,7 +64,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """One JSON as a mapping."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,7 +73,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DropoutError(f"{path}: want JSON, got {error}") from error
     if not isinstance(content, dict):
-        raise DropoutError(f"{path}: want the record of a CIFAR-10 run, got a JSON {type(content).__name__}")
+        raise DropoutError(f"{path}: want the record of a run, got a JSON {type(content).__name__}")
     return content
 
 

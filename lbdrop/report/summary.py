@@ -18,7 +18,10 @@ from lbdrop.report.page import plus_minus
 from lbdrop.report.runs import METRICS, Json
 from lbdrop.report.runs import key as key_of
 
-__all__ = ["MEASURES", "METHODS", "PAPER", "Measure", "difference", "show", "stat", "summarise", "t_95", "verdict"]
+__all__ = [
+    "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "stat", "summarise", "t_95",
+    "verdict",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,21 @@ def difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] |
     seeds = sorted(a.keys() & b.keys())
     found = {}
     for name in MEASURES:
-        pairs = [(a[seed][name], b[seed][name]) for seed in seeds]
-        if (d := stat(x - y for x, y in pairs if x is not None and y is not None)) is not None:
-            half = t_95(d["n"] - 1) * d["se"] if d["n"] >= 3 else None
-            found[name] = d | {"interval": None if half is None else [d["mean"] - half, d["mean"] + half]}
+        if (d := paired((a[seed][name], b[seed][name]) for seed in seeds)) is not None:
+            found[name] = d
     return {"seeds": seeds, "measures": found} if seeds else None
+
+
+def paired(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, Any] | None:
+    """Mean, standard error and, from three pairs on, 95 % t interval of the first minus the second.
+
+    >>> paired([(1.0, 0.0), (3.0, 0.0)])
+    {'mean': 2.0, 'se': 1.0, 'n': 2, 'interval': None}
+    """
+    if (d := stat(x - y for x, y in pairs if x is not None and y is not None)) is None:
+        return None
+    half = t_95(d["n"] - 1) * d["se"] if d["n"] >= 3 else None
+    return d | {"interval": None if half is None else [d["mean"] - half, d["mean"] + half]}
 
 
 def _measures(run: Json) -> dict[str, float | None]:
@@ -222,12 +235,17 @@ RANKED = {
 
 def verdict(value: Json, name: str) -> str:
     """Better, worse or level, by the 95 % interval of a difference; without one the seeds are too few to say."""
+    return judged(value, MEASURES[name].larger_is_better)
+
+
+def judged(value: Json, larger_is_better: bool = True) -> str:
+    """The same for any difference."""
     if value["interval"] is None:
         return "too few seeds"
     low, high = value["interval"]
     if low <= 0 <= high:
         return "level"
-    return "better" if (low > 0) == MEASURES[name].larger_is_better else "worse"
+    return "better" if (low > 0) == larger_is_better else "worse"
 
 
 def _findings(summary: Json) -> list[str]:

@@ -11,7 +11,7 @@ from lbdrop.report.summary import MEASURES, show
 
 __all__ = [
     "BASIC", "FIXED", "FOREIGN", "NOTE_ON_PAVPU", "UNCERTAIN", "Columns", "best_of", "columns", "grid_columns", "html",
-    "markdown", "paper_columns", "paper_rows", "rate_columns",
+    "markdown", "paper_columns", "paper_rows", "pipes", "rate_columns",
 ]  # fmt: skip
 
 FIXED = ("mc", "regular")
@@ -34,17 +34,18 @@ def markdown(summary: Json) -> str:
     grid = [row for row in summary["rows"].values() if row["method"] == "mc"]
     parts = [
         f"CIFAR-10, recipe {summary['recipe']}: mean ± standard error over seeds, test set.",
-        _pipes({**names, **columns(MEASURES), **rate_columns(rows)}, rows),
+        pipes({**names, **columns(MEASURES), **rate_columns(rows)}, rows),
         f"Beside the paper. {NOTE_ON_PAVPU}",
-        _pipes({"method": lambda row: row["label"], **paper_columns(summary)}, paper_rows(summary)),
+        pipes({"method": lambda row: row["label"], **paper_columns(summary)}, paper_rows(summary)),
     ]
     if grid:
         mark: Columns = {"chosen": lambda row: "on validation NLL" if row["key"] == summary["chosen"] else ""}
-        parts += ["Fixed rates.", _pipes({**names, **grid_columns(), **mark}, grid)]
+        parts += ["Fixed rates.", pipes({**names, **grid_columns(), **mark}, grid)]
     return "\n\n".join([*parts, *(f"- {sentence}" for sentence in (*summary["findings"], *summary["caveats"]))]) + "\n"
 
 
-def _pipes(shown: Columns, rows: Sequence[Json]) -> str:
+def pipes(shown: Columns, rows: Sequence[Json]) -> str:
+    """The same as html, in markdown."""
     lines = [list(shown), ["---"] * len(shown), *([cell(row) for cell in shown.values()] for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

@@ -1,0 +1,193 @@
+"""What a model finds of held-out users' items: per user, with standard errors, by one ``topk`` a batch on the device.
+
+The measures are those of :mod:`lbdrop.metrics.ranking`. Items of the fold-in are never recommended. Nothing waits for the
+device before the last batch, and no more than one batch of scores is held at a time.
+
+Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+from lbdrop.metrics import ranking
+from lbdrop.recommend.protocol import HeldOut
+from lbdrop.recommend.rows import Batch, Rows
+
+__all__ = ["HeldOutRows", "Recommended", "Report", "Scorer", "evaluate", "recommend_all"]
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that scores every item for the users of a batch: a VAE, a linear model."""
+
+    def scores(self, batch: Batch) -> Float[Tensor, "size items"]: ...
+
+
+Scores = Callable[[Batch], Tensor]
+
+
+class HeldOutRows(NamedTuple):
+    """Held-out users on the device, to be evaluated again and again."""
+
+    fold_in: Rows
+    held_out: Rows
+
+    @classmethod
+    def on(cls, held_out: HeldOut, device: torch.device | str | None) -> "HeldOutRows":
+        pair = cls(Rows.from_csr(held_out.fold_in, device), Rows.from_csr(held_out.held_out, device))
+        if pair.fold_in.users != pair.held_out.users or pair.fold_in.items != pair.held_out.items:
+            raise DropoutError(
+                f"held-out users: want fold-in and held-out rows of one shape, got {held_out.fold_in.shape} and"
+                f" {held_out.held_out.shape}"
+            )
+        return pair
+
+
+@dataclass(frozen=True)
+class Report:
+    """Measures of a model on held-out users."""
+
+    per_user: dict[str, Float[Tensor, "users"]]
+    """By name, such as ``recall@20``: a value for each user in the order of the rows, NaN where nothing was held out."""
+    mean: dict[str, float]
+    error: dict[str, float]
+    """Standard errors of the means."""
+    users: int
+    """Users with something held out: those the means are of."""
+    coverage: float
+    """Share of the catalogue recommended to anyone, in lists as long as the longest measured."""
+    popularity: float | None
+    """Mean popularity percentile of what is recommended; ``None`` if the training counts were not given."""
+    times: Int64[Tensor, "items"]
+    """How many users each item is recommended to."""
+
+    def record(self) -> dict[str, Any]:
+        """What a JSON keeps: no per-user values."""
+        return {"mean": self.mean, "standard_error": self.error, "users": self.users, "coverage": self.coverage,
+                "popularity": self.popularity}  # fmt: skip
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.4f} ± {self.error[name]:.4f}" for name, value in self.mean.items())
+
+
+def evaluate(
+    scorer: Scorer | Scores,
+    held_out: HeldOut | HeldOutRows,
+    *,
+    recall: tuple[int, ...] = (20, 50),
+    ndcg: tuple[int, ...] = (100,),
+    batch: int = 500,
+    likes: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Report:
+    """Rank the catalogue for held-out users and measure what is found.
+
+    Args:
+        scorer: a model with ``scores(batch)``, or such a function itself:
+            ``functools.partial(model.scores, samples=10, generator=g)``.
+        held_out: the users; as :class:`HeldOutRows` where they are evaluated again and again.
+        recall: the k of Recall@k.
+        ndcg: the k of NDCG@k.
+        batch: users scored at once.
+        likes: how many training users have each item, for the popularity of what is recommended.
+        device: where the scorer works; that of its parameters, or of its ``device``, unless told.
+    """
+    rows = held_out if isinstance(held_out, HeldOutRows) else HeldOutRows.on(held_out, device or device_of(scorer))
+    measures = {f"recall@{k}": (ranking.recall_at_k, k) for k in recall}
+    measures |= {f"ndcg@{k}": (ranking.ndcg_at_k, k) for k in ndcg}
+    if not measures:
+        raise DropoutError("recall, ndcg: want at least one k, got none")
+    longest, items = max(*recall, *ndcg, 1), rows.fold_in.items
+    values: dict[str, list[Tensor]] = {name: [] for name in measures}
+    percentile = None if likes is None else ranking.popularity_percentile(likes.to(rows.fold_in.device))
+    times = torch.zeros(items, dtype=torch.long, device=rows.fold_in.device)
+    shown: list[Tensor] = []
+    with _scoring(scorer) as scores:
+        pairs = zip(*(each.batches(batch, shuffle=False) for each in rows), strict=True)
+        for fold_in, wanted in pairs:
+            ranked = ranking.top_items(scores(fold_in).float(), (fold_in.user, fold_in.item), longest)
+            relevant = ranking.which_items(wanted.user, wanted.item, (wanted.size, items))
+            for name, (measure, k) in measures.items():
+                values[name].append(measure(ranked, relevant, k))
+            times += ranking.times_recommended(ranked, items, longest)
+            if percentile is not None:
+                shown.append(ranking.popularity_at_k(ranked, percentile, longest))
+    per_user = {name: torch.cat(each).cpu() for name, each in values.items()}
+    means = {name: ranking.mean_over_users(each) for name, each in per_user.items()}
+    return Report(
+        per_user=per_user,
+        mean={name: float(m.mean) for name, m in means.items()},
+        error={name: float(m.error) for name, m in means.items()},
+        users=int(next(iter(means.values())).users),
+        coverage=float(ranking.coverage(times)),
+        popularity=float(ranking.mean_over_users(torch.cat(shown)).mean) if shown else None,
+        times=times.cpu(),
+    )
+
+
+class Recommended(NamedTuple):
+    """The best items of some users, best first, on the host; −1 and −∞ where a user has no further item."""
+
+    items: Int64[Tensor, "users k"]
+    scores: Float[Tensor, "users k"]
+
+
+def recommend_all(
+    scorer: Scorer | Scores, rows: Rows, k: int, *, batch: int = 1000, filter_viewed: bool = True
+) -> Iterator[Recommended]:
+    """The k best items of every row in order, a batch at a time: memory is that of one batch of scores.
+
+    Args:
+        scorer: a model with ``scores(batch)``, or such a function itself.
+        rows: what each user has, on the scorer's device.
+        k: items a user.
+        batch: users scored at once.
+        filter_viewed: leave out what the user has.
+    """
+    with _scoring(scorer) as scores:
+        before: Recommended | None = None
+        for users in rows.batches(batch, shuffle=False):
+            given = scores(users).float()
+            best = ranking.top_items(given, (users.user, users.item) if filter_viewed else None, k)
+            found = given.gather(1, best.clamp(min=0)).masked_fill(best < 0, -torch.inf)
+            # One batch behind: the device works on the next one while the host copies this one.
+            if before is not None:
+                yield Recommended(*(each.cpu() for each in before))
+            before = Recommended(best, found)
+        if before is not None:
+            yield Recommended(*(each.cpu() for each in before))
+
+
+def device_of(scorer: Any) -> torch.device:
+    """Where a scorer works."""
+    scorer = _owner(scorer)
+    if isinstance(scorer, nn.Module):
+        return next((p.device for p in scorer.parameters()), torch.device("cpu"))
+    return torch.device(getattr(scorer, "device", "cpu"))
+
+
+@contextmanager
+def _scoring(scorer: Scorer | Scores) -> Iterator[Scores]:
+    """The scorer's function, without gradients and, if it is a network, in eval mode for as long."""
+    owner = _owner(scorer)
+    network = owner if isinstance(owner, nn.Module) and owner.training else None
+    if network is not None:
+        network.eval()
+    try:
+        with torch.no_grad():
+            yield scorer.scores if isinstance(scorer, Scorer) else scorer
+    finally:
+        if network is not None:
+            network.train()
+
+
+def _owner(scorer: Any) -> Any:
+    """Whose method it is, of a method or a partial one."""
+    return getattr(getattr(scorer, "func", scorer), "__self__", scorer)

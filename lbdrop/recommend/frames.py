@@ -1,0 +1,138 @@
+"""Columns of any library's dataframe, checked, as polars; and ids as positions in a vocabulary, by a join and no loop."""
+
+from typing import Any
+
+import narwhals.stable.v1 as nw
+import numpy as np
+import polars as pl
+from jaxtyping import Float32, Int32, Int64
+from narwhals.exceptions import DuplicateError
+
+from lbdrop.errors import DropoutError
+
+__all__ = ["Numbers", "check_vocabulary", "distinct", "known_positions", "positions", "read_columns", "summable"]
+
+Numbers = Int64[np.ndarray, "n"]
+
+# ----------------------------------------------------------------------------------------------------------- columns
+
+
+def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.DataFrame:
+    """The columns that matter, checked, as polars and under their usual names."""
+    try:
+        wrapped = nw.from_native(frame)
+        present = wrapped.collect_schema().names()
+    except TypeError as error:
+        kind = type(frame).__name__
+        raise DropoutError(f"frame: want a dataframe such as polars' or pandas', got {kind}") from error
+    except DuplicateError as error:
+        raise DropoutError("frame: want each column once, got one name twice; rename or drop one of them") from error
+    missing = [name for name in (user, item) if name not in present]
+    if missing:
+        raise DropoutError(
+            f"frame: want the columns {user!r} and {item!r}, got {present} without {missing}; rename them, or pass"
+            " user=… and item=…"
+        )
+    given = {"user_id": user, "item_id": item} | ({"weight": weight} if weight in present and weight else {})
+    chosen = wrapped.select(*dict.fromkeys(given.values()))
+    whole = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
+    table = pl.DataFrame({name: _series(whole[column], column) for name, column in given.items()})
+    for name in ("user_id", "item_id"):
+        _check_ids(table[name], given[name])
+    if "weight" in given:
+        _check_weights(table["weight"], given["weight"])
+    return table
+
+
+def _series(column: Any, name: str) -> pl.Series:
+    """A narwhals column as polars, without pyarrow; nulls and NaN are an error whatever library they come from."""
+    bad = column.is_null()
+    if column.dtype.is_float():
+        bad = bad | column.is_nan()
+    count = int(bad.sum())
+    if count:
+        raise DropoutError(f"{name}: want no null and no NaN, got {count:,} in {len(column):,} rows; drop these rows")
+    native = nw.to_native(column)
+    if isinstance(native, pl.Series):
+        return native
+    try:
+        return pl.Series(column.to_numpy() if column.dtype.is_numeric() else column.to_list())
+    except (TypeError, pl.exceptions.PolarsError) as error:
+        raise DropoutError(f"{name}: want values of one type, got a mix ({error}); cast them to text") from error
+
+
+def _check_ids(ids: pl.Series, name: str) -> None:
+    # Null is the type of a column without rows.
+    if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Null) or _categories(ids)):
+        raise DropoutError(f"{name}: want whole numbers or text as ids, got {ids.dtype}; cast the column first")
+
+
+def _check_weights(weights: pl.Series, name: str) -> None:
+    if not (weights.dtype.is_numeric() or weights.dtype in (pl.Boolean, pl.Null)):
+        raise DropoutError(f"{name}: want numbers, got {weights.dtype}; cast them, or pass weight=None to ignore them")
+    infinite = int(weights.is_infinite().sum()) if weights.dtype.is_float() else 0
+    if infinite:
+        raise DropoutError(f"{name}: want finite numbers, got {infinite:,} infinite in {len(weights):,} rows")
+
+
+def summable(weights: pl.Series) -> Float32[np.ndarray, "n"]:
+    """Weights that may be added up, in single precision."""
+    negative = int((weights < 0).sum()) if weights.dtype != pl.Boolean else 0
+    if negative:
+        raise DropoutError(
+            f"weight: want at least 0, got {negative:,} negative in {len(weights):,} rows; pass at_least=… for ratings"
+            " that can be negative"
+        )
+    single = weights.cast(pl.Float32).to_numpy()
+    if not np.isfinite(single).all():
+        raise DropoutError(f"weight: want numbers below 3.4e38, got {weights.max()}; scale them down")
+    return single
+
+
+# --------------------------------------------------------------------------------------------------------------- ids
+
+
+def _categories(ids: pl.Series) -> bool:
+    return ids.dtype in (pl.Categorical, pl.Enum)
+
+
+def distinct(ids: pl.Series) -> pl.Series:
+    """Each id once, sorted; categories as their text."""
+    once = ids.unique()
+    return (once.cast(pl.String) if _categories(ids) else once).sort()
+
+
+def check_vocabulary(vocabulary: pl.Series) -> pl.Series:
+    """The same, if each of its ids can stand for a column."""
+    if vocabulary.n_unique() != len(vocabulary) or vocabulary.null_count():
+        raise DropoutError(f"items: want each id once and no null, got {len(vocabulary):,} with repeats or nulls")
+    return vocabulary
+
+
+def positions(ids: pl.Series, vocabulary: pl.Series, name: str) -> Int32[np.ndarray, "n"]:
+    """Where each id is in the vocabulary, −1 where it is not."""
+    if _categories(ids):  # a million texts are looked up, not a hundred million
+        once = ids.unique()
+        return _join(ids.to_physical(), once.to_physical(), positions(once.cast(pl.String), vocabulary, name))
+    if len(ids) and ids.dtype.is_integer() != vocabulary.dtype.is_integer():
+        raise DropoutError(
+            f"{name}: want ids of type {vocabulary.dtype}, as in the data that was fitted, got {ids.dtype}; cast them"
+        )
+    # What does not fit into the vocabulary's type becomes null, and so unknown.
+    return _join(ids.cast(vocabulary.dtype, strict=False), vocabulary, np.arange(len(vocabulary), dtype=np.int32))
+
+
+def _join(ids: pl.Series, keys: pl.Series, places: np.ndarray) -> np.ndarray:
+    wanted = pl.DataFrame({"id": ids})
+    table = pl.DataFrame({"id": keys, "position": places})
+    return wanted.join(table, on="id", how="left", maintain_order="left")["position"].fill_null(-1).to_numpy()
+
+
+def known_positions(ids: Any, vocabulary: pl.Series, name: str) -> Numbers:
+    """Where each id is in the vocabulary; one that is not there is an error."""
+    series = ids if isinstance(ids, pl.Series) else pl.Series(list(ids))
+    found = positions(series, vocabulary, name).astype(np.int64)
+    lost = np.flatnonzero(found < 0)
+    if len(lost):
+        raise DropoutError(f"{name}: want known ids, got {len(lost):,} unknown, the first {series[int(lost[0])]!r}")
+    return found

@@ -1,0 +1,183 @@
+r"""Who liked what: a dataframe of interactions as a sparse matrix of users × items, and back.
+
+$$ x_{ui} = \sum_{\text{rows of } (u, i)} w \qquad\text{or}\qquad x_{ui} = 1\big[\max_{\text{rows of } (u, i)} w \ge a\big] $$
+
+Polars (also lazy), pandas and whatever else narwhals reads, with the columns ``user_id``, ``item_id`` and, if there is
+one, ``weight``. Every other column, ``datetime`` among them, is left aside. What happens to the rest:
+
+- ids are whole numbers or text; categories count as their text. Rows and columns of the matrix are in sorted order.
+- A pair that comes twice is one like if binary, and has the sum of its weights if not.
+- Without ``weight`` every pair is a like of 1. With it, weights are at least 0, and a pair of weight 0 is no interaction;
+  a user who has nothing else stays as an empty row.
+- ``at_least`` keeps what weighs that much or more, and makes it a like of 1; then weights may be negative.
+- The filters run once, items first, then users, as in Liang et al., Variational Autoencoders for Collaborative
+  Filtering, 2018. So an item can end below ``min_item_users``, once users have left.
+- Nulls, NaN, infinite weights, missing columns and frames with nothing left are errors.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy.sparse import coo_array, csr_array
+
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.frames import (
+    Numbers,
+    check_vocabulary,
+    distinct,
+    known_positions,
+    positions,
+    read_columns,
+    summable,
+)
+
+__all__ = ["Interactions"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interactions:
+    """A users × items matrix with the ids of its rows and columns.
+
+    >>> frame = pl.DataFrame({"user_id": ["eve", "eve", "bob"], "item_id": [7, 3, 7], "weight": [5, 2, 4]})
+    >>> Interactions.from_frame(frame)
+    Interactions(2 users × 2 items, 3 entries)
+    >>> Interactions.from_frame(frame, at_least=4).to_frame().rows()
+    [('bob', 7, 1.0), ('eve', 7, 1.0)]
+    """
+
+    rows: csr_array
+    """float32, sorted, no pair twice, no zeros; 1 for a like, or its weight."""
+    users: pl.Series
+    """The id of each row, sorted."""
+    items: pl.Series
+    """The id of each column, sorted."""
+    unknown: int = 0
+    """Rows of the frame that were left out because the vocabulary lacks their item."""
+
+    def __post_init__(self) -> None:
+        if self.rows.shape != (len(self.users), len(self.items)):
+            raise DropoutError(
+                f"rows: want a matrix of {len(self.users):,} users × {len(self.items):,} items, as there are ids, got"
+                f" {self.rows.shape}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Interactions({len(self.users):,} users × {len(self.items):,} items, {self.rows.nnz:,} entries)"
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        at_least: float | None = None,
+        min_user_items: int = 0,
+        min_item_users: int = 0,
+        items: pl.Series | None = None,
+        user: str = "user_id",
+        item: str = "item_id",
+        weight: str | None = "weight",
+    ) -> "Interactions":
+        """Read a dataframe.
+
+        Args:
+            frame: polars, a LazyFrame, pandas, or another that narwhals knows; one row an interaction.
+            at_least: keep weights of at least this, as likes of 1.
+            min_user_items: leave out users with fewer distinct items, after the items' filter.
+            min_item_users: leave out items with fewer distinct users.
+            items: a fixed vocabulary, the ids of the columns in their order, such as another's ``items``. Rows of other items
+                are dropped and counted in ``unknown``; every user of the frame stays, without a known item as an empty row.
+            user: name of the column of users; ``item`` and ``weight`` likewise. ``weight=None`` ignores that column.
+        """
+        table = read_columns(frame, user, item, weight)
+        if at_least is not None and "weight" not in table.columns:
+            raise DropoutError(
+                f"at_least: want a column {weight!r} to compare with {at_least:g}, got a frame without it"
+            )
+        binary = at_least is not None or "weight" not in table.columns
+        liked = table if at_least is None else table.filter(pl.col("weight") >= at_least)
+        if items is None:
+            if not len(liked):
+                rule = f" with a weight of at least {at_least:g}" if len(table) else ""
+                raise DropoutError(f"frame: want at least one interaction{rule}, got none in {len(table):,} rows")
+            users, vocabulary = distinct(liked["user_id"]), distinct(liked["item_id"])
+        else:
+            if min_user_items or min_item_users:
+                raise DropoutError("items: want no filters beside a fixed vocabulary, got some; they are for training")
+            users, vocabulary = distinct(table["user_id"]), check_vocabulary(items)
+        columns = positions(liked["item_id"], vocabulary, "item_id")
+        unknown = int((columns < 0).sum())
+        lines = positions(liked["user_id"], users, "user_id")
+        weights = np.ones(len(liked), np.float32) if binary else summable(liked["weight"])
+        if unknown:
+            known = columns >= 0
+            lines, columns, weights = lines[known], columns[known], weights[known]
+        rows = csr_array(coo_array((weights, (lines, columns)), shape=(len(users), len(vocabulary))))  # sums duplicates
+        if binary:
+            rows.data[:] = 1.0
+        rows.eliminate_zeros()
+        rows.sort_indices()
+        if items is None and not rows.nnz:
+            raise DropoutError(f"weight: want at least one above 0, got {len(table):,} rows of 0")
+        return cls(rows, users, vocabulary, unknown)._filtered(min_user_items, min_item_users)
+
+    def encode(
+        self,
+        frame: Any,
+        *,
+        at_least: float | None = None,
+        user: str = "user_id",
+        item: str = "item_id",
+        weight: str | None = "weight",
+    ) -> "Interactions":
+        """Histories of other users on this vocabulary: ``from_frame(frame, items=self.items)``.
+
+        >>> shop = Interactions.from_frame(pl.DataFrame({"user_id": [1, 2], "item_id": ["tea", "salt"]}))
+        >>> seen = shop.encode(pl.DataFrame({"user_id": [8, 8, 9], "item_id": ["tea", "gold", "gold"]}))
+        >>> seen.rows.toarray().tolist(), seen.users.to_list(), seen.unknown
+        ([[0.0, 1.0], [0.0, 0.0]], [8, 9], 2)
+        """
+        return self.from_frame(frame, at_least=at_least, items=self.items, user=user, item=item, weight=weight)
+
+    def to_frame(self) -> pl.DataFrame:
+        """The entries as ``user_id``, ``item_id``, ``weight``, sorted; users without entries have no row."""
+        lines = np.repeat(np.arange(len(self.users)), np.diff(self.rows.indptr))
+        return pl.DataFrame(
+            {
+                "user_id": self.users.gather(lines),
+                "item_id": self.items.gather(self.rows.indices),
+                "weight": self.rows.data,
+            }
+        )
+
+    def user_numbers(self, users: Any) -> Numbers:
+        """The row of each of these user ids; an unknown one is an error."""
+        return known_positions(users, self.users, "user_id")
+
+    def item_numbers(self, items: Any) -> Numbers:
+        """The column of each of these item ids; an unknown one is an error."""
+        return known_positions(items, self.items, "item_id")
+
+    def select(self, numbers: Numbers) -> "Interactions":
+        """The users of these rows, in order of their ids whatever the order of the numbers."""
+        numbers = np.sort(numbers)
+        return Interactions(self.rows[numbers], self.users.gather(numbers), self.items)
+
+    def _filtered(self, min_user_items: int, min_item_users: int) -> "Interactions":
+        rows, users, items = self.rows, self.users, self.items
+        if min_item_users > 0:
+            kept = np.flatnonzero(np.bincount(rows.indices, minlength=len(items)) >= min_item_users)
+            rows, items = rows[:, kept], items.gather(kept)
+        if min_user_items > 0 or min_item_users > 0:
+            kept = np.flatnonzero(np.diff(rows.indptr) >= max(min_user_items, 1))
+            rows, users = rows[kept], users.gather(kept)
+            # An item whose last user left is no longer in the catalogue.
+            kept = np.flatnonzero(np.bincount(rows.indices, minlength=len(items)))
+            rows, items = rows[:, kept], items.gather(kept)
+        if not rows.nnz and min_user_items + min_item_users > 0:
+            raise DropoutError(
+                f"filters: want users with {min_user_items:,} items of {min_item_users:,} users each, got none among"
+                f" {len(self.users):,} users and {len(self.items):,} items; lower the filters"
+            )
+        return Interactions(rows, users, items, self.unknown)

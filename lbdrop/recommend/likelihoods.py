@@ -1,0 +1,61 @@
+r"""How probable a user's items are, given a logit for every item of the catalogue.
+
+$$ \text{multinomial: } -\sum_{i\in x} \Big(\ell_i - \log\sum_j e^{\ell_j}\Big), \qquad
+   \text{logistic: } \sum_j \log(1 + e^{\ell_j}) - \sum_{i\in x} \ell_i $$
+
+Both need the whole catalogue once, for the normaliser, and the row only at its entries: it is never written out.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lbdrop.recommend.rows import Batch
+
+__all__ = ["logistic_nll", "multinomial_nll"]
+
+
+def multinomial_nll(logits: Float[Tensor, "users items"], batch: Batch) -> Float[Tensor, "users"]:
+    """The negative log-likelihood of each user's items, all draws from one distribution over the catalogue."""
+    nll, _ = _Multinomial.apply(logits, batch.cell, batch.user, batch.counts)  # pyright: ignore[reportGeneralTypeIssues]
+    return nll
+
+
+def logistic_nll(logits: Float[Tensor, "users items"], batch: Batch) -> Float[Tensor, "users"]:
+    """The negative log-likelihood of each user's row, every item by itself liked or not."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.softplus(wide).sum(-1) - _row_sums(wide.flatten().gather(0, batch.cell), batch.user, len(logits))
+
+
+class _Multinomial(torch.autograd.Function):
+    """Its backward makes one table of the logits' size and no other: the softmax, into which the entries are subtracted."""
+
+    @staticmethod
+    def forward(logits: Tensor, cell: Tensor, user: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        normaliser = torch.logsumexp(wide, -1)
+        liked = _row_sums(logits.flatten().index_select(0, cell).to(wide.dtype), user, len(logits))
+        return counts * normaliser - liked, normaliser
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, cell, user, counts, normaliser = ctx.saved_tensors
+        grad = grads[0]
+        slope = torch.sub(logits, normaliser[:, None]).exp_().mul_((counts * grad)[:, None])
+        # Every cell is hit at most once, so the atomic additions have one possible result.
+        slope.view(-1).scatter_add_(0, cell, -grad.to(slope.dtype).index_select(0, user))
+        return slope.to(logits.dtype), None, None, None
+
+
+def _row_sums(values: Float[Tensor, "entries"], user: Int64[Tensor, "entries"], users: int) -> Float[Tensor, "users"]:
+    return values.new_zeros(users).index_add(0, user, values)

@@ -1,0 +1,199 @@
+r"""The loop itself, on Lightning Fabric: nothing in it waits for the device before an epoch is over.
+
+$$ \beta_t = \min(\beta_{\text{cap}},\, t / T) $$
+
+Batches are cut on the device, a step is one backward pass and one fused Adam step, losses are read once an epoch. Every
+epoch's order and noise come from the seed and the epoch's number, so a run that is taken up again draws what it would have
+drawn. Fabric gives precision (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes.
+
+Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., Self-Tuning Networks, ICLR 2019 (rates that
+follow held-out users).
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.evaluate import HeldOutRows
+from lbdrop.recommend.rows import Batch, Rows
+from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.vae import VAE, Losses
+
+__all__ = ["Loop", "launch"]
+
+Part = Literal["both", "encoder", "decoder"]
+
+
+class Loop:
+    """What an epoch needs: data, model and optimiser, and how many steps were taken."""
+
+    def __init__(
+        self,
+        model: VAE,
+        rows: Rows,
+        settings: Settings,
+        fabric: Any,
+        *,
+        held: HeldOutRows | None = None,
+        seed: int = 0,
+        held_out_every: int = 2,
+        compiled: bool = False,
+    ):
+        self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
+        self.seed, self.compiled = seed, compiled
+        groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, lr=settings.lr, fused=True)
+        self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
+        self.step = 0
+        step = _Step(model, compiled)
+        # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
+        self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
+
+    def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
+        """One epoch; encoder and decoder in turn where the settings say so."""
+        start = time.perf_counter()
+        encoder: list[Part] = ["encoder"]
+        parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
+        order, noise, tuning = self._generators(number)
+        losses: list[Losses] = []
+        self.model.train()
+        try:
+            for index, part in enumerate(parts):
+                if self.settings.alternate:
+                    self.model.train_only(part)
+                if part == "decoder":
+                    self.model.end_of_epoch()  # the decoder learns under the prior of the encoder as it is now
+                losses = self._pass(order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
+        finally:
+            if self.settings.alternate:
+                self.model.train_only("both")
+        if not self.settings.alternate:
+            self.model.end_of_epoch()
+        total = torch.stack([torch.stack(each).mean() for each in zip(*losses, strict=True)])
+        means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
+        if not math.isfinite(means[0]):
+            raise DropoutError(
+                f"the loss of epoch {number} is {means[0]}; lower lr (now {self.settings.lr}) or rate_lr (now"
+                f" {self.settings.rate_lr})"
+            )
+        return {
+            "epoch": number,
+            "seconds": time.perf_counter() - start,
+            **dict(zip(("loss", "nll", "kl", "mask_kl"), means, strict=True)),
+            "beta": self.settings.beta(self.step - 1),
+            "keep": float(self.model.keep.mean()),
+            "validation": None,
+        }
+
+    def _pass(
+        self,
+        order: torch.Generator,
+        noise: torch.Generator | None,
+        tuning: torch.Generator,
+        advance: Callable[[float], None],
+    ) -> list[Losses]:
+        """Every user once."""
+        fabric, optimizer = self.fabric, self.optimizer
+        size = -(-self.settings.batch // fabric.world_size)
+        steps = self.rows.steps(size, fabric.world_size)
+        batches = self.rows.batches(
+            size, shuffle=True, generator=order, rank=fabric.global_rank, ranks=fabric.world_size
+        )
+        # The whole schedule at once: a Python number a step would be a copy to the device a step, or a recompilation.
+        betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
+        held = None if self.held is None else self._held_out_batches(self.held, size, tuning)
+        losses: list[Losses] = []
+        for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
+            pair = next(held) if held is not None and (self.step + index) % self.held_out_every == 0 else None
+            with fabric.autocast():
+                loss = self.loss(_Work(batch, beta, noise, pair))
+            fabric.backward(loss.total)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(Losses(*(each.detach() for each in loss)))
+            if index % 32 == 31:
+                advance((index + 1) / steps)
+        self.step += steps
+        return losses
+
+    def _held_out_batches(
+        self, held: HeldOutRows, size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Batch, Batch]]:
+        """Pairs of fold-in and held-out rows of the same users, in a new order whenever all were seen."""
+        while True:
+            order = torch.randperm(held.fold_in.users, generator=generator)
+            yield from zip(*(rows.in_order(order, size) for rows in held), strict=True)
+
+    def _generators(self, number: int) -> tuple[torch.Generator, torch.Generator | None, torch.Generator]:
+        """The epoch's order, the same in all processes; its noise, another in each; the order of held-out users."""
+        rank = self.fabric.global_rank
+        order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
+        seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
+        if self.compiled:
+            torch.manual_seed(seeds[1])
+        return (
+            torch.Generator().manual_seed(seeds[0]),
+            None if self.compiled else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
+            torch.Generator().manual_seed(seeds[2]),
+        )
+
+
+class _Work:
+    """One step's input, in a class of its own so that no wrapper walks through its tensors."""
+
+    __slots__ = ("batch", "beta", "generator", "held_out")
+
+    def __init__(
+        self, batch: Batch, beta: Tensor, generator: torch.Generator | None, held_out: tuple[Batch, Batch] | None
+    ):
+        self.batch, self.beta, self.generator, self.held_out = batch, beta, generator, held_out
+
+
+class _Step(nn.Module):
+    """The loss of a step as one forward pass, which is what wrappers for several processes want."""
+
+    def __init__(self, model: VAE, compiled: bool):
+        super().__init__()
+        self.model = model
+        self.losses: Callable[..., Losses] = torch.compile(model.losses, dynamic=True) if compiled else model.losses
+
+    def forward(self, work: _Work) -> Losses:
+        losses = self.losses(work.batch, work.beta, work.generator)
+        if work.held_out is None:
+            return losses
+        tuning = self.model.held_out_loss(*work.held_out, work.generator)
+        return losses._replace(total=losses.total + (tuning - tuning.detach()))  # its gradient, not its value
+
+
+def launch(device: torch.device | str | None = None, precision: Any = None, uneven: bool = False) -> Any:
+    """One process on the device, or, under torchrun, one of several.
+
+    Args:
+        device: a GPU if there is one, unless told.
+        precision: Fabric's; bf16-mixed on a GPU and 32-true elsewhere unless told.
+        uneven: whether some parameters get no gradient in some steps, which several processes must know.
+    """
+    try:  # here, because it takes seconds to import, and a model that only recommends has no use for it
+        from lightning.fabric import Fabric
+        from lightning.fabric.strategies import DDPStrategy
+    except ModuleNotFoundError as error:
+        raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[recommend]'") from error
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    ranks, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    fabric = Fabric(
+        accelerator=place.type,
+        devices=here if ranks > 1 or place.index is None or place.type == "cpu" else [place.index],
+        num_nodes=max(ranks // here, 1),
+        strategy=DDPStrategy(find_unused_parameters=uneven) if ranks > 1 else "auto",
+        precision=precision or ("bf16-mixed" if place.type == "cuda" else "32-true"),
+    )
+    if ranks > 1:
+        fabric.launch()
+    return fabric

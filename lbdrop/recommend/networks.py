@@ -1,0 +1,231 @@
+r"""Encoders from a user's sparse row to a Gaussian over the latent vector, and decoders from there to the catalogue.
+
+=========== ==================================================================================================
+direct      $h = a(W^\top x)$, no hidden layer besides — Mult-DAE, CDAE
+one-hidden  plain hidden layers — Mult-VAE, Liang et al. 2018
+dense       $h_k = \mathrm{LN}(a(W_k h_{k-1} + \sum_{j<k} h_j))$ — RecVAE, Shenbin et al. 2020
+gated       $h = (Wx+b) \odot \sigma(Vx+c)$ — Kim & Suh, Enhancing VAEs for Collaborative Filtering, 2019
+=========== ==================================================================================================
+
+With self-tuned rates every pre-activation passes a :class:`lbdrop.response.Response` to its user's offset.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lbdrop.recommend.rows import Batch
+from lbdrop.recommend.settings import Settings
+from lbdrop.response import Response
+
+__all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior"]
+
+ACTIVATIONS = {
+    "tanh": torch.tanh, "relu": F.relu, "elu": F.elu, "swish": F.silu, "sigmoid": torch.sigmoid, "identity": nn.Identity()
+}  # fmt: skip
+
+
+class Posterior(NamedTuple):
+    """A Gaussian for each row, and the last hidden layer that it came from."""
+
+    mean: Float[Tensor, "*rows latent"]
+    log_variance: Float[Tensor, "*rows latent"]
+    hidden: Float[Tensor, "*rows hidden"]
+
+
+class ItemTable(nn.Module):
+    """The first layer, a vector for each item: the sum of the vectors of a row's items, weighted by their values.
+
+    On a CPU the vectors are gathered and summed (``embedding_bag``), on a GPU rows are written out and multiplied: the same
+    numbers, each where it is faster. ``path`` says which, or leaves it to the device.
+    """
+
+    path: Literal["device", "bag", "dense"] = "device"
+
+    def __init__(self, items: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(items, width)))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, values: Float[Tensor, "n entries"], batch: Batch) -> Float[Tensor, "rows width"]:
+        """One row for every set of values and every user, sets first."""
+        n, entries = values.shape
+        bag = self.path == "bag" or (self.path == "device" and values.device.type == "cpu")
+        if not bag:
+            kind = values.device.type
+            # Written out in the precision of the product: half the memory traffic under bfloat16.
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            return self.of_dense(batch.dense(values, dtype).flatten(0, 1))
+        starts = torch.arange(n, device=values.device)[:, None] * entries + batch.offsets
+        sums = F.embedding_bag(
+            batch.item.repeat(n),
+            self.weight,
+            starts.flatten(),
+            mode="sum",
+            per_sample_weights=values.flatten(),
+        )
+        return sums + self.bias
+
+    def of_dense(self, rows: Float[Tensor, "rows items"]) -> Float[Tensor, "rows width"]:
+        return torch.addmm(self.bias, rows, self.weight)
+
+
+class Layer(nn.Module):
+    """One hidden layer: linear map (or none, where the item table was it), response, activation or gate."""
+
+    def __init__(self, inputs: int | None, width: int, activation: str, gated: bool, responds: bool):
+        super().__init__()
+        wide = 2 * width if gated else width
+        self.linear = _linear(inputs, wide) if inputs is not None else None
+        self.response = Response(1, wide) if responds else None
+        self.activation, self.gated = ACTIVATIONS[activation], gated
+
+    def forward(
+        self, h: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None, skip: Tensor | None = None
+    ) -> Float[Tensor, "rows _"]:
+        h = h if self.linear is None else self.linear(h)
+        h = h if skip is None else h + skip
+        h = _respond(self.response, h, offsets)
+        return F.glu(h, -1) if self.gated else self.activation(h)
+
+
+class GaussianHead(nn.Module):
+    """From a hidden layer to a mean and a log variance."""
+
+    def __init__(self, inputs: int, settings: Settings):
+        super().__init__()
+        self.linear = _linear(inputs, 2 * settings.latent)
+        self.response = Response(1, 2 * settings.latent) if settings.rule == "self-tuning" else None
+        self.range = settings.log_variance_range
+
+    def forward(
+        self, h: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None
+    ) -> tuple[Float[Tensor, "rows latent"], Float[Tensor, "rows latent"]]:
+        mean, log_variance = _at_least_float32(_respond(self.response, self.linear(h), offsets)).chunk(2, -1)
+        return mean, log_variance if self.range is None else log_variance.clamp(*self.range)
+
+
+class Encoder(nn.Module):
+    """From values at the entries of a batch to a Gaussian for each of its rows; see the table above."""
+
+    def __init__(self, items: int, settings: Settings, users: int = 0):
+        super().__init__()
+        s = settings
+        self.settings = s
+        width = s.latent if s.encoder == "direct" else s.hidden
+        gated, responds = s.encoder == "gated", s.rule == "self-tuning"
+        self.table = ItemTable(items, 2 * width if gated else width)
+        self.user = nn.Parameter(torch.zeros(users, width)) if s.user_vectors else None
+        count = 1 if s.encoder == "direct" else s.layers
+        inputs = [None] + [width] * (count - 1)
+        self.layers = nn.ModuleList(Layer(i, width, s.activation, gated, responds) for i in inputs)
+        # RecVAE's epsilon: layers of silent units are not blown up to unit variance.
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=0.1) for _ in inputs) if s.encoder == "dense" else None
+        self.head = GaussianHead(width, s) if s.variational else None
+        self.width = width
+
+    def forward(
+        self,
+        values: Float[Tensor, "n entries"],
+        batch: Batch,
+        offsets: Float[Tensor, "users 1"] | None = None,
+        known_users: bool = False,
+    ) -> Posterior:
+        """Posteriors of shape (n, users, latent); ``known_users`` have vectors of their own where the model has any."""
+        first = self.table(values, batch)
+        if self.user is not None:
+            own = self.user.index_select(0, batch.number).repeat(len(values), 1) if known_users else self.user.mean(0)
+            first = first + own
+        q = self._from_first(first, None if offsets is None else offsets.repeat(len(values), 1))
+        mean, log_variance, hidden = (part.unflatten(0, (len(values), batch.size)) for part in q)
+        return Posterior(mean, log_variance, hidden)
+
+    def of_dense(self, rows: Float[Tensor, "rows items"]) -> Posterior:
+        """Posteriors of rows written out, for pseudo-inputs."""
+        return self._from_first(self.table.of_dense(rows), None)
+
+    def _from_first(self, first: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None) -> Posterior:
+        h = self.layers[0](first, offsets)
+        if self.norms is None:
+            for layer in self.layers[1:]:
+                h = layer(h, offsets)
+        else:
+            h = skip = self.norms[0](h)
+            for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
+                h = norm(layer(h, offsets, skip))
+                skip = skip + h
+        h = _at_least_float32(h)
+        mean, log_variance = (h, h) if self.head is None else self.head(h, offsets)
+        return Posterior(mean, log_variance, h)
+
+
+class Lower(nn.Module):
+    """The lower of two latent levels: its posterior given row and upper level, its prior given the upper level.
+
+    The row comes as the encoder's last hidden layer, which both levels share.
+    """
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        s = settings
+        gated, responds = s.decoder == "gated", s.rule == "self-tuning"
+        self.joint = Layer(s.hidden + s.latent, s.hidden, s.activation, gated, responds)
+        self.joint_head = GaussianHead(s.hidden, s)
+        self.above = Layer(s.latent, s.hidden, s.activation, gated, responds)
+        self.above_head = GaussianHead(s.hidden, s)
+
+    def posterior(
+        self,
+        hidden: Float[Tensor, "n users hidden"],
+        upper: Float[Tensor, "users latent"],
+        offsets: Float[Tensor, "users 1"] | None,
+    ) -> tuple[Float[Tensor, "n users latent"], Float[Tensor, "n users latent"]]:
+        """Mean and log variance for every set of rows, all given the same upper vectors."""
+        n = len(hidden)
+        both = torch.cat([hidden, upper.expand(n, -1, -1)], -1).flatten(0, 1)
+        offsets = None if offsets is None else offsets.repeat(n, 1)
+        mean, log_variance = self.joint_head(self.joint(both, offsets), offsets)
+        return mean.unflatten(0, (n, -1)), log_variance.unflatten(0, (n, -1))
+
+    def prior(
+        self, upper: Float[Tensor, "users latent"], offsets: Float[Tensor, "users 1"] | None
+    ) -> tuple[Float[Tensor, "users latent"], Float[Tensor, "users latent"]]:
+        return self.above_head(self.above(upper, offsets), offsets)
+
+
+class Decoder(nn.Module):
+    """From latent vectors to a logit for every item."""
+
+    def __init__(self, items: int, settings: Settings):
+        super().__init__()
+        s = settings
+        depth = 0 if s.decoder == "linear" else 1 if s.encoder == "dense" else s.layers
+        widths = [s.levels * s.latent] + [s.hidden] * depth
+        gated, responds = s.decoder == "gated", s.rule == "self-tuning"
+        self.layers = nn.ModuleList(Layer(width, s.hidden, s.activation, gated, responds) for width in widths[:-1])
+        self.out = _linear(widths[-1], items)
+
+    def forward(
+        self, eta: Float[Tensor, "rows latent"], offsets: Float[Tensor, "rows 1"] | None = None
+    ) -> Float[Tensor, "rows items"]:
+        for layer in self.layers:
+            eta = layer(eta, offsets)
+        return self.out(eta)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _respond(response: Response | None, h: Tensor, offsets: Tensor | None) -> Tensor:
+    return h if response is None or offsets is None else response(h, offsets)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

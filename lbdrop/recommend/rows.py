@@ -1,0 +1,206 @@
+r"""The interaction matrix on the device, and batches of its rows that cost no look back at the host.
+
+A row-compressed matrix is two arrays: where each user's items start, and the items. An epoch draws one permutation of the
+users on the host, where the starts are known too, so the bounds of every batch are known without asking the device. The
+permuted entries are gathered on the device a window of batches at a time, and batches are slices of that window.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from lbdrop.errors import DropoutError
+
+__all__ = ["Batch", "Rows"]
+
+# Entries gathered at once: enough that their few kernels are lost among those of the steps, small beside the model.
+WINDOW = 4_000_000
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some users' rows as a list of entries, in the order of the users."""
+
+    user: Int64[Tensor, "entries"]
+    """For each stored entry its user's position in the batch, 0 … size − 1; never falls."""
+    item: Int64[Tensor, "entries"]
+    """For each stored entry its item."""
+    size: int
+    """Users in the batch, those without any entry too."""
+    items: int
+    """Items of the catalogue."""
+    number: Int64[Tensor, "size"]
+    """The users' row numbers in the data set."""
+    counts: Float[Tensor, "size"]
+    """Entries of each user."""
+    offsets: Int64[Tensor, "size"]
+    """Where each user's entries start: what ``embedding_bag`` wants."""
+    cell: Int64[Tensor, "entries"]
+    """Each entry's place in the flattened dense matrix: user · items + item."""
+    value: Float[Tensor, "entries"] | None = None
+    """The entries' weights; ``None`` where every entry is 1."""
+
+    def dense(self, values: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The rows written out: (size, items), or (n, size, items) for ``values`` of shape (n, entries).
+
+        Without ``values`` an entry is its weight, or 1. Gradients reach ``values``.
+        """
+        if values is None:
+            values = self.value
+        if values is None:
+            flat = torch.zeros(self.size * self.items, dtype=dtype, device=self.item.device)
+            return flat.index_fill_(0, self.cell, 1.0).view(self.size, self.items)
+        values = values if dtype is None else values.to(dtype)
+        flat = values.new_zeros(*values.shape[:-1], self.size * self.items)
+        # Every cell is written at most once, so this is as exact, and as repeatable, as an assignment.
+        flat = flat.scatter(-1, self.cell.expand(values.shape), values)
+        return flat.view(*values.shape[:-1], self.size, self.items)
+
+    @property
+    def device(self) -> torch.device:
+        return self.item.device
+
+
+class Rows:
+    """A row-compressed matrix resident on a device.
+
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> rows = Rows.from_csr(csr_array([[1, 0, 1], [0, 1, 0]]))
+        >>> [batch.item.tolist() for batch in rows.batches(1, shuffle=False)]
+        [[0, 2], [1]]
+    """
+
+    def __init__(
+        self, starts: np.ndarray, item: Tensor, items: int, *, value: Tensor | None = None, device: torch.device
+    ):
+        self.starts = starts  # on the host: gives the bounds of every slice
+        self.users, self.items = len(starts) - 1, items
+        self.item = item.to(device)
+        self.value = None if value is None else value.to(device)
+        self.start = torch.from_numpy(starts[:-1].copy()).to(device)
+        self.count = torch.from_numpy(np.diff(starts)).to(device)
+
+    @classmethod
+    def from_csr(cls, matrix: Any, device: torch.device | str | None = None, *, values: bool = False) -> "Rows":
+        """Copy a scipy matrix (users × items) to the device; its stored values are dropped unless ``values``.
+
+        Explicit zeros and duplicates are taken out first: an entry stands for an interaction.
+        """
+        if len(getattr(matrix, "shape", ())) != 2 or not hasattr(matrix, "tocsr"):
+            raise DropoutError(f"matrix: want a scipy sparse matrix (users, items), got {type(matrix).__name__}")
+        matrix = matrix.tocsr()
+        if not matrix.has_canonical_format or (matrix.data == 0).any():
+            matrix = matrix.copy()
+            matrix.sum_duplicates()
+            matrix.eliminate_zeros()
+        return cls(
+            matrix.indptr.astype(np.int64),
+            torch.from_numpy(matrix.indices.astype(np.int32)),
+            matrix.shape[1],
+            value=torch.from_numpy(matrix.data.astype(np.float32)) if values else None,
+            device=torch.device(device if device is not None else "cpu"),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.item.device
+
+    @property
+    def entries(self) -> int:
+        return int(self.starts[-1])
+
+    def steps(self, size: int, ranks: int = 1) -> int:
+        """How many batches an epoch has."""
+        return -(-max(self.users // ranks, 1) // size)
+
+    def batches(
+        self,
+        size: int,
+        *,
+        shuffle: bool,
+        generator: torch.Generator | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Iterator[Batch]:
+        """Every user once, ``size`` at a time; the last batch has what is left.
+
+        Args:
+            size: users a batch.
+            shuffle: in an order drawn anew by ``generator``; otherwise in the order of the rows.
+            generator: one of the CPU draws the same order for every device, and needs no look at the device.
+            rank: with several processes, which share to take: shares are disjoint and have the same number of batches
+                (fewer than ``ranks`` users are left out of an epoch).
+            ranks: how many processes there are.
+        """
+        if size < 1:
+            raise DropoutError(f"size: want at least 1 user a batch, got {size}")
+        if shuffle:
+            place = generator.device if generator is not None else torch.device("cpu")
+            order = torch.randperm(self.users, generator=generator, device=place).cpu()
+        else:
+            order = torch.arange(self.users)
+        if ranks > 1:
+            order = order[: max(self.users - self.users % ranks, 1)][rank::ranks]
+        return self.in_order(order, size)
+
+    def batch(self, users: Any) -> Batch:
+        """The rows of the given numbers, in that order; a row may be asked for twice."""
+        order = torch.as_tensor(users, dtype=torch.int64).cpu().reshape(-1)
+        if len(order) and not (int(order.min()) >= 0 and int(order.max()) < self.users):
+            raise DropoutError(f"users: want row numbers from 0 to {self.users - 1}, got {int(order.min())} to"
+                               f" {int(order.max())}")  # fmt: skip
+        if not len(order):
+            none = self.start[:0]
+            return Batch(none, none, 0, self.items, none, none.float(), none, none)
+        return next(self.in_order(order, len(order)))
+
+    def in_order(self, order: Int64[Tensor, "rows"], size: int) -> Iterator[Batch]:
+        """Batches of the rows of these numbers, which are on the host; gathered a window at a time."""
+        host = order.numpy()
+        ends = np.concatenate([[0], np.cumsum(self.starts[host + 1] - self.starts[host])])
+        order = order.to(self.device)
+        counts = self.count[order]
+        starts = self.start[order]
+        fresh = counts.cumsum(0) - counts  # where each row starts in the new order
+        shift = starts - fresh
+        # Once an epoch rather than once a batch: a batch is then nothing but views.
+        batch_of = torch.arange(len(host), device=self.device) // size * size
+        offsets, lengths = fresh - fresh[batch_of], counts.float()
+        for first, last in _windows(ends, size):
+            low, high = int(ends[first]), int(ends[last])
+            row = torch.repeat_interleave(counts[first:last], output_size=high - low)
+            source = torch.arange(low, high, device=self.device) + shift[first:last][row]
+            item = self.item[source].long()
+            value = None if self.value is None else self.value[source]
+            user = row.remainder(size)
+            cell = torch.add(item, user, alpha=self.items)
+            for a in range(first, last, size):
+                b = min(a + size, last)
+                entries = slice(int(ends[a]) - low, int(ends[b]) - low)
+                yield Batch(
+                    user=user[entries],
+                    item=item[entries],
+                    size=b - a,
+                    items=self.items,
+                    number=order[a:b],
+                    counts=lengths[a:b],
+                    offsets=offsets[a:b],
+                    cell=cell[entries],
+                    value=None if value is None else value[entries],
+                )
+
+
+def _windows(ends: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of users that begin and end with a batch and hold about ``WINDOW`` entries, or one batch if that has more."""
+    users, first = len(ends) - 1, 0
+    while first < users:
+        fits = int(np.searchsorted(ends, ends[first] + WINDOW, side="right")) - 1
+        last = min(first + max((fits - first) // size, 1) * size, users)
+        yield first, last
+        first = last

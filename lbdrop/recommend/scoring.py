@@ -1,0 +1,139 @@
+r"""Scores of every item for some users, how sure they are, and the best of them, a bounded number of users at a time.
+
+$$ s_{ui} = \log \frac1S \sum_{s=1}^{S} p(i \mid x_u \odot z^{(s)}), \qquad z^{(s)}_i \sim \mathrm{Ber}(\sigma(\alpha_i)) $$
+
+The $S$ masks are drawn once, an entry for every item of the catalogue, and are the same for all users: each user still has
+$S$ independent masks, and what a user is recommended does not depend on who else is asked about, or in which batches.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from lbdrop.metrics.ranking import top_items, which_items
+from lbdrop.recommend.linear import Linear
+from lbdrop.recommend.row_masks import row_values
+from lbdrop.recommend.rows import Batch, Rows
+from lbdrop.recommend.vae import VAE
+
+__all__ = ["Best", "Scored", "Scoring", "best_items", "scoring", "users_at_once", "with_fallback"]
+
+TABLE = 2**24
+"""Numbers in one table of scores at most, so that a handful of them stay below half a gigabyte."""
+
+
+class Scored(NamedTuple):
+    """What a model says of some users."""
+
+    scores: Float[Tensor, "users items"]
+    spread: Float[Tensor, "users items"] | None = None
+    """The standard deviation of the log probability over masks; ``None`` where there are fewer than two."""
+
+
+Scoring = Callable[[Batch], Scored]
+
+
+class Best(NamedTuple):
+    """The best items of some users, best first, on the host; item −1 where a user has no further one."""
+
+    item: Int64[Tensor, "users k"]
+    score: Float[Tensor, "users k"]
+    spread: Float[Tensor, "users k"] | None
+
+
+def users_at_once(items: int) -> int:
+    """How many users' scores fit into one table."""
+    return max(1, min(1000, TABLE // items))
+
+
+def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
+    """The model as a function of a batch; ``samples`` masks are averaged where it has any, 0 runs it once without."""
+    if isinstance(model, Linear):
+        return lambda batch: Scored(model.scores(batch))
+    model.eval()
+    if samples == 0 or model.masks.logit is None:
+        return lambda batch: Scored(model.scores(batch, samples=0))
+    logit = model.masks.logit.detach()
+    # Drawn on the host: the same masks on every device.
+    every = logit.cpu().expand(model.items)
+    masks = model.masks.draw(samples, every, torch.Generator().manual_seed(seed)).to(logit.device)
+
+    def log_probabilities(batch: Batch, mask: Tensor) -> Tensor:
+        values = row_values(
+            mask.index_select(0, batch.item)[None], model.masks.logits(batch), batch, model.settings, logit.dtype
+        )
+        return model.log_probabilities(model(batch, values))
+
+    @torch.no_grad()
+    def scored(batch: Batch) -> Scored:
+        first = total = log_probabilities(batch, masks[0])
+        if samples == 1:
+            return Scored(first)
+        mean, squares = torch.zeros_like(first), torch.zeros_like(first)
+        for mask in masks[1:]:
+            each = log_probabilities(batch, mask)
+            total = torch.logaddexp(total, each)
+            each -= first  # of values alike: no digits are lost
+            mean += each / samples
+            squares += each.square_()
+        variance = squares.sub_(mean.square_(), alpha=samples).clamp_(min=0) / (samples - 1)
+        return Scored(total - math.log(samples), variance.sqrt_())
+
+    return scored
+
+
+def with_fallback(scored: Scoring, otherwise: Float[Tensor, "items"]) -> Scoring:
+    """The same, but for users who have nothing the scores ``otherwise``, with no word on how sure they are."""
+
+    def filled(batch: Batch) -> Scored:
+        scores, spread = scored(batch)
+        nothing = batch.counts[:, None] == 0
+        scores = torch.where(nothing, otherwise.to(scores.dtype), scores)
+        return Scored(scores, None if spread is None else spread.masked_fill(nothing, torch.nan))
+
+    return filled
+
+
+def best_items(
+    scored: Scoring,
+    rows: Rows,
+    k: int,
+    *,
+    filter_viewed: bool = True,
+    allowed: Bool[Tensor, "items"] | None = None,
+    batch: int | None = None,
+) -> Iterator[Best]:
+    """The k best items of every row in order, a batch at a time.
+
+    Args:
+        scored: from :func:`scoring`.
+        rows: what each user has, on the model's device.
+        k: items a user.
+        filter_viewed: leave out what the user has.
+        allowed: recommend these items alone.
+        batch: users scored at once; as many as memory allows unless told.
+    """
+    before: Best | None = None
+    for users in rows.batches(batch or users_at_once(rows.items), shuffle=False):
+        scores, spread = scored(users)
+        scores = scores.float()
+        seen = which_items(users.user, users.item, scores.shape) if filter_viewed else None
+        if allowed is not None:
+            seen = ~allowed.expand(scores.shape) if seen is None else seen | ~allowed
+        best = top_items(scores, seen, k)
+        place = best.clamp(min=0)
+        spread = None if spread is None else spread.gather(1, place).float()
+        # One batch behind: the device works on the next one while the host copies this one.
+        if before is not None:
+            yield _on_host(before)
+        before = Best(best, scores.gather(1, place), spread)
+    if before is not None:
+        yield _on_host(before)
+
+
+def _on_host(best: Best) -> Best:
+    return Best(best.item.cpu(), best.score.cpu(), None if best.spread is None else best.spread.cpu())

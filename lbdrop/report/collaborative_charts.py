@@ -1,0 +1,176 @@
+"""The figures of a recommender comparison: NDCG against the drop rate, curves over epochs, keep rates by popularity.
+
+A colour is a kind of dropout (learned, Concrete, Gaussian, fixed, none), a dash one of its members.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbdrop.report import charts
+from lbdrop.report.charts import FAMILIES, Points, family
+from lbdrop.report.collaborative_summary import LEARNED, MAIN
+from lbdrop.report.figures import _circle, _line, _scale, _svg, _text, panels, ticks
+from lbdrop.report.runs import Json
+
+__all__ = ["GRID_STYLE", "curves", "grid", "grid_png", "learned_points", "popularity", "styled"]
+
+GRID_STYLE = """
+.bars { stroke: currentColor; stroke-width: 1.2; opacity: 0.7; }
+.here { stroke: currentColor; fill: var(--card); stroke-width: 2; }
+.panels ul, .panels ol { margin: 0; padding-left: 1.4em; font-size: 0.875rem; }
+"""
+
+PANELS = {
+    "The paper's encoder": (
+        "sivae-lbd", "sivae-lbd-one", "sivae-lbd-tuned", "sivae-concrete", "sivae-gaussian", "vae-drop", "vae",
+    ),
+    "Other posteriors, priors and autoencoders": (
+        "vae-drop", "vae-vamp-drop", "vae-iaf-drop", "dae", "cdae", "vae-vamp", "vae-iaf",
+    ),
+    "Stronger encoders": (
+        "sivae-lbd-dense", "sivae-lbd-dense-tuned", "sivae-lbd-gated", "sivae-lbd-gated-tuned", "vae-dense-drop", "recvae",
+        "h-vamp",
+    ),
+}  # fmt: skip
+DASHES = {
+    "sivae-lbd-one": "7 3", "sivae-lbd-tuned": "2 3", "sivae-lbd-dense-tuned": "2 3", "sivae-lbd-gated": "7 3",
+    "sivae-lbd-gated-tuned": "9 2 2 2", "vae-iaf-drop": "7 3", "dae": "2 3", "cdae": "9 2 2 2", "vae-iaf": "7 3",
+    "recvae": "7 3", "h-vamp": "2 3",
+}  # fmt: skip
+FIXED = ("vae-vamp-drop", "vae-iaf-drop", "vae-drop", "vae-dense-drop", "dae", "cdae", "recvae", "h-vamp")
+DRAWN = 30
+
+
+def styled(row: Json) -> dict[str, Any]:
+    """The row with what the charts ask for: its colour's family and its dash."""
+    method = row["method"]
+    kinds = {"sivae-concrete": "concrete", "sivae-gaussian": "gaussian"} | dict.fromkeys(FIXED, "mc")
+    kind = kinds.get(method, "lbd" if method.startswith("sivae-lbd") else "other")
+    return {**row, "family": kind, "dash": DASHES.get(method, "")}
+
+
+def curves(rows: Sequence[Json], part: str, title: str, scale: float = 1.0) -> list[str]:
+    """A figure with its legend for every group of methods that has any line to draw."""
+    found = []
+    for name, methods in PANELS.items():
+        group = [styled(row) for method in methods for row in rows if row["method"] == method and len(row[part]) > 1]
+        if group:
+            drawn = [(row, _thinned([(x, scale * y) for x, y in row[part]])) for row in group]
+            found.append((name, charts.legend(group, None), charts.curves(title, "epoch", drawn, None)))
+    return [f"<h3>{name}</h3>{legend}{panels(figure)}" for name, legend, figure in found]
+
+
+def popularity(rows: Sequence[Json]) -> str:
+    """Mean keep rate of items from the least to the most popular, of the first seed; empty without a rate per item."""
+    drawn = []
+    for row in map(styled, rows):
+        rates = next((each for each in row["rates"] if each and each["by_popularity"]), None)
+        if rates is None or row["method"] not in sum(LEARNED.values(), ()):
+            continue
+        bins = rates["by_popularity"]
+        total, below, line = sum(part["items"] for part in bins), 0, []
+        for part in bins:
+            line.append((100 * (below + part["items"] / 2) / total, part["keep"]))
+            below += part["items"]
+        drawn.append((row, line))
+    if not drawn:
+        return ""
+    label = "items, from the least to the most popular, %"
+    return charts.legend([row for row, _ in drawn], None) + panels(charts.curves("mean keep rate", label, drawn, None))
+
+
+def learned_points(encoder: str, rows: Mapping[str, Json]) -> list[dict[str, Any]]:
+    """The rows that learn their rates on this encoder, each at the mean drop rate it ended with."""
+    return [
+        {"x": 1 - rows[key]["keep"]["mean"], **_measure(styled(rows[key]))}
+        for key in LEARNED[encoder]
+        if key in rows and rows[key]["keep"]
+    ]
+
+
+def grid(title: str, encoder: str, found: Json, rows: Mapping[str, Json]) -> str:
+    """Test NDCG@100 against the drop rate: fixed rates joined by a line, learned ones where they ended."""
+    width, height, left, right, top, bottom = 380, 270, 48, 12, 10, 226
+    fixed = [{"x": point["rate"], **_measure(styled(rows[point["key"]]))} for point in found["points"]]
+    learned = learned_points(encoder, rows)
+    ends = [value for p in (*fixed, *learned) for value in (p["y"] - (p["se"] or 0), p["y"] + (p["se"] or 0))]
+    margin = 0.05 * ((max(ends) - min(ends)) or 0.01)
+    low, high = min(ends) - margin, max(ends) + margin
+    x, y = _scale(0, 1, left, width - right), _scale(low, high, bottom, top)
+    marks = []
+    for tick in ticks(low, high, 5):
+        marks += [
+            _line(left, y(tick), width - right, y(tick), "grid"),
+            _text(left - 6, y(tick) + 4, f"{tick:g}", "end", "tick"),
+        ]
+    marks += [_text(x(tick), bottom + 16, f"{tick:g}", css="tick") for tick in (0, 0.2, 0.4, 0.6, 0.8, 1)]
+    marks.append(_text((left + width - right) / 2, height - 8, "drop rate", css="tick"))
+    path = " ".join(f"{x(p['x']):.1f},{y(p['y']):.1f}" for p in fixed)
+    marks.append(f'<polyline points="{path}" class="drawn m-mc"/>')
+    for point in (*fixed, *learned):
+        kind = "mc" if point in fixed else family(point["row"])
+        ring = point["row"]["key"] == found["chosen"]
+        error = point["se"] or 0
+        marks.append(
+            _line(x(point["x"]), y(point["y"] - error), x(point["x"]), y(point["y"] + error), f"bars m-{kind}")
+        )
+        tip = f"{point['row']['label']}: {point['y']:.2f} at drop rate {point['x']:.2f}"
+        size = 4.5 if point not in fixed else 3.5
+        marks.append(_circle(x(point["x"]), y(point["y"]), size, f"{'here' if ring else 'disc'} m-{kind}", tip))
+        if point not in fixed:
+            side = "end" if point["x"] > 0.6 else "start"
+            marks.append(
+                _text(
+                    x(point["x"]) + (-8 if side == "end" else 8), y(point["y"]) + 4, _short(point["row"]), side, "tick"
+                )
+            )
+    return _svg(title, width, height, marks)
+
+
+def grid_png(summary: Json) -> bytes | None:
+    """The same for every data set and encoder, for where a page does not fit; None where no grid was run."""
+    from matplotlib.figure import Figure  # an extra: the page alone does without
+
+    sets = summary["datasets"].items()
+    shown = [(name, encoder, grid, data["rows"]) for name, data in sets for encoder, grid in data["grids"].items()]
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
+
+    def points(panel: Any, found: Sequence[Json], **style: Any) -> None:
+        xs, ys, errors = ([p[part] or 0 for p in found] for part in ("x", "y", "se"))
+        panel.errorbar(xs, ys, errors, linewidth=1.4, **style)
+
+    for panel, (name, encoder, found, rows) in zip(
+        figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
+    ):
+        fixed = [{"x": point["rate"], **_measure(rows[point["key"]])} for point in found["points"]]
+        points(panel, fixed, color=FAMILIES["mc"], marker="o", markersize=4, label="fixed rates")
+        for point, mark in zip(learned_points(encoder, rows), "Ds^vP", strict=False):
+            colour = FAMILIES[family(point["row"])]
+            points(panel, [point], color=colour, marker=mark, markersize=6, linestyle="", label=point["row"]["label"])
+        panel.set_xlabel("drop rate")
+        panel.set_ylabel("test NDCG@100, %")
+        panel.set_title(f"{name}, {found['label']}", fontsize=10)
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(fontsize=7, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _measure(row: Json) -> dict[str, Any]:
+    value = row["test"][MAIN]
+    return {"row": row, "y": 100 * value["mean"], "se": None if value["se"] is None else 100 * value["se"]}
+
+
+def _short(row: Json) -> str:
+    return row["label"].removeprefix("SIVAE+")
+
+
+def _thinned(line: Points) -> Points:
+    """At most so many points that discs do not run into each other, the last among them."""
+    step = -(-len(line) // DRAWN)
+    return [point for index, point in enumerate(line) if index % step == 0 or index == len(line) - 1]
