@@ -2,7 +2,7 @@
 
 import typer
 
-from lbdrop.cli import demo, report, reproduce
+from lbdrop.cli import data, demo, recommend, report, reproduce
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -11,4 +11,6 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(report.report)
+app.add_typer(recommend.app, name="recommend")
+app.add_typer(data.app, name="data")
 app.add_typer(reproduce.app, name="reproduce")

@@ -51,5 +51,6 @@ def leave_one_out(
 
 def _scores(scored: Scoring, rows: csr_array, item: int, device: torch.device | str | None) -> Float[Tensor, "rows"]:
     rows.sort_indices()
+    on_device = Rows.from_csr(rows, device)
     with torch.no_grad():
-        return scored(Rows.from_csr(rows, device).batch(range(rows.shape[0]))).scores[:, item].double().cpu()
+        return scored(on_device.batch(range(on_device.users))).scores[:, item].double().cpu()

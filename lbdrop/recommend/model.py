@@ -293,9 +293,9 @@ class Recommender:
         """
         known = self._known()
         held = held_out if isinstance(held_out, HeldOut) else known.held_out(held_out, self.seed % 2**32)
-        if held.fold_in.shape[1] != len(self.items_):
+        if held.fold_in.shape != (shape := (len(held.users), len(self.items_))):
             raise DropoutError(
-                f"held_out: want the model's {len(self.items_):,} items, got {held.fold_in.shape[1]:,}; pass a dataframe"
+                f"held_out: want rows of shape {shape}, on this model's items, got {held.fold_in.shape}; pass a dataframe"
             )
         if not held.scored:
             raise DropoutError(

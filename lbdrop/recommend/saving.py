@@ -34,7 +34,7 @@ from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import Linear
 from lbdrop.recommend.vae import VAE
 
-__all__ = ["Saved", "read", "rebuild", "write"]
+__all__ = ["Saved", "check_place", "read", "rebuild", "write"]
 
 FORMAT = 1
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
@@ -54,17 +54,24 @@ class Saved(NamedTuple):
     interactions: Interactions | None
 
 
-def write(folder: Path, saved: Saved) -> None:
-    """Write the folder beside its place and rename it; a folder that holds something else is left alone."""
+def check_place(folder: Path) -> None:
+    """An error where a model cannot be written, told before the work of fitting one."""
     if folder.exists() and not (folder / HEADER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise DropoutError(f"{folder}: want a new or empty folder or a saved model, got something else; choose another")
+
+
+def write(folder: Path, saved: Saved) -> None:
+    """Write the folder beside its place and rename it; a folder that holds something else is left alone."""
+    check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     try:
         # As bytes: save_file would leave a file for its owner's eyes only.
-        tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in saved.tensors.items()}
+        tensors = {
+            name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in saved.tensors.items()
+        }
         (beside / WEIGHTS).write_bytes(save(tensors))
         pl.DataFrame({"item_id": saved.items, "likes": saved.likes}).write_parquet(beside / ITEMS)
         if saved.interactions is not None:

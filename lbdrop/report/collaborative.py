@@ -50,13 +50,17 @@ def render(summary: Json, titles: Titles | None = None) -> str:
     sets = summary["datasets"]
     parts = [_header(summary), _section("What came out", _list(summary["findings"]), *map(note, summary["caveats"]))]
     for name, found in sets.items():
-        lead, rows = f"{name}: " if len(sets) > 1 else "", [found["rows"][key] for key in found["shown"]]
+        rows = [found["rows"][key] for key in found["shown"]]
+
+        def titled(title: str, *content: str, lead: str = f"{name}: " if len(sets) > 1 else "") -> str:
+            return _section(lead + (title if lead else title.capitalize()), *content)
+
         parts += [
-            _section(f"{lead}the table", *_tables(rows)),
-            _section(f"{lead}fixed rates and learned ones", *_grids(found)),
-            _section(f"{lead}training", *_training(rows)),
-            _section(f"{lead}the learned rates", *_rates(rows)),
-            _section(f"{lead}three test users", *_examples(found, (titles or {}).get(name, {}))),
+            titled("the table", *_tables(rows)),
+            titled("fixed rates and learned ones", *_grids(found)),
+            titled("training", *_training(rows)),
+            titled("learned rates by popularity", *_rates(rows)),
+            titled("three test users", *_examples(found, (titles or {}).get(name, {}))),
         ]
     protocol = [text for found in sets.values() for text in found["protocol"]]
     parts.append(_section("How it was run", *facts(summary["runs"], protocol)))
@@ -74,7 +78,7 @@ def markdown(summary: Json) -> str:
             f"## {name}: {found['data']['test_users']:,} test users, {found['data']['items']:,} items",
             pipes({**names, **_measured(), **_published(rows)}, rows),
             _note(rows),
-            pipes({"method": lambda row: row["label"], **_details()}, rows),
+            pipes({"method": lambda row: row["label"], **_choices(), **_costs()}, rows),
         ]
         for grid in found["grids"].values():
             points = [found["rows"][point["key"]] for point in grid["points"]]
@@ -82,10 +86,8 @@ def markdown(summary: Json) -> str:
             parts += [f"Fixed rates, {grid['label']}.", pipes({**names, **_grid_columns(), **mark}, points)]
         if found["differences"]:
             rows = [_named(found, d) for d in found["differences"]]
-            parts += [
-                "Differences, paired by seed.",
-                pipes({"": lambda row: row["label"], **_difference_columns()}, rows),
-            ]
+            columns: Columns = {"method": lambda row: row["label"], **_difference_columns(" ")}
+            parts += ["Differences, paired by seed.", pipes(columns, rows)]
     return "\n\n".join([*parts, *(f"- {sentence}" for sentence in (*summary["findings"], *summary["caveats"]))]) + "\n"
 
 
@@ -106,14 +108,13 @@ def _published(rows: Sequence[Json]) -> dict[str, Callable[[Json], str]]:
         return {}
 
     def cell(name: str) -> Callable[[Json], str]:
-        return lambda row: f"{row['published'][name]:.4f}".rstrip("0") if row["published"] else "–"
+        return lambda row: f"{row['published'][name]:.4f}" if row["published"] else "–"
 
     return {f"published {label}": cell(name) for name, label in MEASURES.items()}
 
 
-def _details() -> dict[str, Callable[[Json], str]]:
-    def number(name: str, digits: int, scale: float = 1.0) -> Callable[[Json], str]:
-        return lambda row: plus_minus(row[name], digits, scale) if row[name] else "–"
+def _choices() -> dict[str, Callable[[Json], str]]:
+    """What validation users decided."""
 
     def masks(row: Json) -> str:
         return ", ".join(map(str, row["masks"])) or "–"
@@ -124,39 +125,51 @@ def _details() -> dict[str, Callable[[Json], str]]:
 
     return {
         "validation NDCG@100": _cell("validation", MAIN),
-        "mean keep rate": number("keep", 3),
-        "best epoch": number("best_epoch", 0),
-        "β there": number("beta", 3),
+        "mean keep rate": _number("keep", 3),
+        "best epoch": _number("best_epoch", 0),
+        "β there": _number("beta", 3),
         "masks at test": masks,
-        "chosen on validation": chosen,
-        "coverage, %": number("coverage", 1, 100),
-        "popularity, percentile": number("popularity", 1, 100),
-        "s per epoch": number("seconds_per_epoch", 2),
-        "s in all": number("seconds", 0),
-        "peak memory, GiB": number("peak_bytes", 2, 2**-30),
+        "settings": chosen,
     }
+
+
+def _costs() -> dict[str, Callable[[Json], str]]:
+    """What is recommended beside how well, and what it took."""
+    return {
+        "coverage, %": _number("coverage", 1, 100),
+        "popularity, percentile": _number("popularity", 1, 100),
+        "s per epoch": _number("seconds_per_epoch", 2),
+        "s in all": _number("seconds", 0),
+        "peak memory, GiB": _number("peak_bytes", 2, 2**-30),
+    }
+
+
+def _number(name: str, digits: int, scale: float = 1.0) -> Callable[[Json], str]:
+    return lambda row: plus_minus(row[name], digits, scale) if row[name] else "–"
 
 
 def _grid_columns() -> Columns:
     return {"validation NDCG@100": _cell("validation", MAIN), **_measured()}
 
 
-def _difference_columns() -> Columns:
+def _difference_columns(space: str = "\n") -> Columns:
     def cell(name: str) -> Callable[[Json], str]:
         def shown(row: Json) -> str:
             value = row["measures"][name]
             ends = value["interval"]
-            between = f" [{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""
+            between = f"{space}[{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""
             return f"{'+' * (value['mean'] > 0)}{plus_minus(value, 4)}{between} {judged(value)}"
 
         return shown
 
-    return {"seeds": lambda row: str(len(row["seeds"])), **{label: cell(name) for name, label in MEASURES.items()}}
+    against: Columns = {"minus": lambda row: row["minus"], "seeds": lambda row: str(len(row["seeds"]))}
+    return {**against, **{label: cell(name) for name, label in MEASURES.items()}}
 
 
 def _named(found: Json, d: Json) -> dict[str, Any]:
-    labels = [found["rows"][key]["label"] for key in (d["method"], d["against"])]
-    return {**d, "key": f"{d['method']}-{d['against']}", "label": f"{labels[0]} minus {labels[1]}"}
+    ours, theirs = (found["rows"][key] for key in (d["method"], d["against"]))
+    shown = drawn.styled(ours)
+    return {**d, "key": ours["key"], "label": ours["label"], "minus": theirs["label"], "family": shown["family"]}
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -173,15 +186,32 @@ def _header(summary: Json) -> str:
 
 def _tables(rows: Sequence[Json]) -> list[str]:
     shown = [drawn.styled(row) for row in rows]
-    best = {label: max(rows, key=lambda row: row["test"][name]["mean"])["key"] for name, label in MEASURES.items()}
     seeds: Columns = {"seeds": lambda row: str(len(row["seeds"]))}
-    details = {heading: cell for heading, cell in _details().items() if any(cell(row) != "–" for row in rows)}
+    printed, parts = [row for row in shown if row["published"]], []
+    if printed:
+        pairs = {f"{whose} {label}": cell for (label, ours), theirs in zip(_means().items(), _published(rows).values(), strict=True)
+                 for whose, cell in (("ours:", ours), ("published:", theirs))}  # fmt: skip
+        parts = ["<h3>Beside the published numbers</h3>", html(pairs, printed)]
     return [
-        html({**seeds, **_measured(), **_published(rows)}, shown, best), note(_note(rows)),
-        "<h3>How they got there</h3>", html(details, shown),
-        note("Coverage: the share of the catalogue that is recommended to anyone, in lists of a hundred; popularity: the mean"
-             " percentile of what is recommended. β: the KL's weight in the best epoch."),
+        html({**seeds, **_measured()}, shown, _best(rows)), *parts, note(_note(rows)),
+        "<h3>What validation users chose</h3>", html(_choices(), shown),
+        note("β: the KL's weight in the best epoch, where it rises with the steps. Masks at test: averaged, or 0 for a single pass"
+             " without masks, whichever is better on validation users."),
+        "<h3>Reach and cost</h3>", html(_costs(), shown),
+        note("Coverage: the share of the catalogue that is recommended to anyone, in lists of a hundred. Popularity: the mean"
+             " percentile of what is recommended."),
     ]  # fmt: skip
+
+
+def _means() -> dict[str, Callable[[Json], str]]:
+    def cell(name: str) -> Callable[[Json], str]:
+        return lambda row: f"{row['test'][name]['mean']:.4f}"
+
+    return {label: cell(name) for name, label in MEASURES.items()}
+
+
+def _best(rows: Sequence[Json]) -> dict[str, str]:
+    return {label: max(rows, key=lambda row: row["test"][name]["mean"])["key"] for name, label in MEASURES.items()}
 
 
 def _note(rows: Sequence[Json]) -> str:
@@ -202,10 +232,10 @@ def _grids(found: Json) -> list[str]:
     ]  # fmt: skip
     for grid in found["grids"].values():
         points = [drawn.styled(found["rows"][point["key"]]) for point in grid["points"]]
-        best = {
-            label: max(points, key=lambda row: row["test"][name]["mean"])["key"] for name, label in MEASURES.items()
-        }
-        parts += [f"<h3>{escape(grid['label'].capitalize())}</h3>", html(_grid_columns(), points, best, grid["chosen"])]
+        parts += [
+            f"<h3>{escape(grid['label'].capitalize())}</h3>",
+            html(_grid_columns(), points, _best(points), grid["chosen"]),
+        ]
     if found["differences"]:
         parts += [
             "<h3>Learned minus fixed, paired by seed</h3>",
@@ -218,24 +248,16 @@ def _grids(found: Json) -> list[str]:
 
 
 def _training(rows: Sequence[Json]) -> list[str]:
-    figures = drawn.curves(rows, "curve", "validation NDCG@100, %", 100)
-    return (
-        [*figures, note("Means over seeds, at most thirty epochs a line.")]
-        if figures
-        else ["<p>No network was trained.</p>"]
-    )
+    figures = drawn.training(rows)
+    if not figures:
+        return ["<p>No network was trained.</p>"]
+    return [*figures, note("Means over seeds, at most thirty epochs a line.")]
 
 
 def _rates(rows: Sequence[Json]) -> list[str]:
-    paths, popular = drawn.curves(rows, "keep_curve", "mean keep rate over training"), drawn.popularity(rows)
-    if not paths:
-        return ["<p>No run has learned rates.</p>"]
-    by = (
-        ["<h3>By popularity</h3>", popular, note("Twenty bins of equally many items; the first seed.")]
-        if popular
-        else []
-    )
-    return [*paths, *by]
+    if not (figure := drawn.popularity(rows)):
+        return ["<p>No run has learned a rate for every item.</p>"]
+    return [figure, note("Twenty bins of equally many items; the first seed.")]
 
 
 def _examples(found: Json, titles: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ A colour is a kind of dropout (learned, Concrete, Gaussian, fixed, none), a dash
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lbdrop.report import charts
@@ -13,7 +13,7 @@ from lbdrop.report.collaborative_summary import LEARNED, MAIN
 from lbdrop.report.figures import _circle, _line, _scale, _svg, _text, panels, ticks
 from lbdrop.report.runs import Json
 
-__all__ = ["GRID_STYLE", "curves", "grid", "grid_png", "learned_points", "popularity", "styled"]
+__all__ = ["GRID_STYLE", "grid", "grid_png", "learned_points", "popularity", "styled", "training"]
 
 GRID_STYLE = """
 .bars { stroke: currentColor; stroke-width: 1.2; opacity: 0.7; }
@@ -41,6 +41,8 @@ DASHES = {
 FIXED = ("vae-vamp-drop", "vae-iaf-drop", "vae-drop", "vae-dense-drop", "dae", "cdae", "recvae", "h-vamp")
 DRAWN = 30
 
+Scale = Callable[[float], float]
+
 
 def styled(row: Json) -> dict[str, Any]:
     """The row with what the charts ask for: its colour's family and its dash."""
@@ -50,15 +52,23 @@ def styled(row: Json) -> dict[str, Any]:
     return {**row, "family": kind, "dash": DASHES.get(method, "")}
 
 
-def curves(rows: Sequence[Json], part: str, title: str, scale: float = 1.0) -> list[str]:
-    """A figure with its legend for every group of methods that has any line to draw."""
+def training(rows: Sequence[Json]) -> list[str]:
+    """For every group of methods a legend, validation NDCG@100 over epochs and, beside it, the mean of learned rates."""
     found = []
     for name, methods in PANELS.items():
-        group = [styled(row) for method in methods for row in rows if row["method"] == method and len(row[part]) > 1]
-        if group:
-            drawn = [(row, _thinned([(x, scale * y) for x, y in row[part]])) for row in group]
-            found.append((name, charts.legend(group, None), charts.curves(title, "epoch", drawn, None)))
-    return [f"<h3>{name}</h3>{legend}{panels(figure)}" for name, legend, figure in found]
+        group = [styled(row) for method in methods for row in rows if row["method"] == method and len(row["curve"]) > 1]
+        learned = [row for row in group if row["keep_curve"]]
+        if not group:
+            continue
+        figures = [_over_epochs("validation NDCG@100, %", group, "curve", 100)]
+        figures += [_over_epochs("mean keep rate", learned, "keep_curve", 1)] if learned else []
+        found.append(f"<h3>{name}</h3>{charts.legend(group, None)}{panels(*figures)}")
+    return found
+
+
+def _over_epochs(title: str, rows: Sequence[Json], part: str, scale: float) -> str:
+    drawn = [(row, _thinned([(x, scale * y) for x, y in row[part]])) for row in rows]
+    return charts.curves(title, "epoch", drawn, None)
 
 
 def popularity(rows: Sequence[Json]) -> str:
@@ -118,14 +128,23 @@ def grid(title: str, encoder: str, found: Json, rows: Mapping[str, Json]) -> str
         tip = f"{point['row']['label']}: {point['y']:.2f} at drop rate {point['x']:.2f}"
         size = 4.5 if point not in fixed else 3.5
         marks.append(_circle(x(point["x"]), y(point["y"]), size, f"{'here' if ring else 'disc'} m-{kind}", tip))
-        if point not in fixed:
-            side = "end" if point["x"] > 0.6 else "start"
-            marks.append(
-                _text(
-                    x(point["x"]) + (-8 if side == "end" else 8), y(point["y"]) + 4, _short(point["row"]), side, "tick"
-                )
-            )
-    return _svg(title, width, height, marks)
+    return _svg(title, width, height, [*marks, *_labels(learned, x, y, top, bottom)])
+
+
+def _labels(points: Sequence[Json], x: Scale, y: Scale, top: float, bottom: float) -> list[str]:
+    """Names beside their points, pushed apart where they would lie on each other, with a line to the point."""
+    gap, marks, above = 13.0, [], top
+    ordered = sorted(points, key=lambda point: y(point["y"]))
+    for index, point in enumerate(ordered):
+        rest = len(ordered) - index - 1
+        above = place = min(max(y(point["y"]) + 4, above), bottom - gap * rest)
+        above += gap
+        right = point["x"] > 0.55
+        start = x(point["x"]) + (-22 if right else 22)
+        marks.append(_line(x(point["x"]), y(point["y"]), start, place - 4, f"bars m-{family(point['row'])}"))
+        anchor, name = ("end" if right else "start"), point["row"]["label"].removeprefix("SIVAE+")
+        marks.append(_text(start + (-3 if right else 3), place, name, anchor, "tick"))
+    return marks
 
 
 def grid_png(summary: Json) -> bytes | None:
@@ -164,10 +183,6 @@ def grid_png(summary: Json) -> bytes | None:
 def _measure(row: Json) -> dict[str, Any]:
     value = row["test"][MAIN]
     return {"row": row, "y": 100 * value["mean"], "se": None if value["se"] is None else 100 * value["se"]}
-
-
-def _short(row: Json) -> str:
-    return row["label"].removeprefix("SIVAE+")
 
 
 def _thinned(line: Points) -> Points:

@@ -222,9 +222,7 @@ def test_one_failing_run_does_not_end_the_table(folder: Path, tmp_path: Path, mo
         return real(name, method, *rest, **options)
 
     monkeypatch.setattr(recipes, "run", run)
-    code, output = command(
-        "reproduce", "ml-1m", "--method", "ease,popularity", "--data", folder, "--out", tmp_path
-    )
+    code, output = command("reproduce", "ml-1m", "--method", "ease,popularity", "--data", folder, "--out", tmp_path)
     assert code == 1
     assert "failed: no memory" in output
     assert "1 of 2 runs failed" in output
@@ -256,3 +254,21 @@ def test_data_that_are_not_prepared_or_are_others_say_the_next_step(folder: Path
         code, output = command("reproduce", "ml-1m", "--data", folder, "--out", tmp_path, *wrong)
         assert code == 1
         assert said in output
+
+
+def test_the_report_builds_from_the_commands_records_with_titles(folder: Path, tmp_path: Path) -> None:
+    call = ["reproduce", "ml-1m", "--data", folder, "--out", tmp_path / "runs", "--epochs", 2, "--batch", 20]
+    call += ["--change", "hidden=8", "--change", "latent=4", "--method"]
+    assert command(*call, "vae,sivae-lbd,sivae-lbd-tuned,ease,vae-drop")[0] == 0
+    assert command(*call, "vae-drop", "--rate", 0.9)[0] == 0
+    code, output = command("report", tmp_path / "runs", "--out", tmp_path / "report", "--data", folder)
+    assert code == 0, output
+    record = json.loads((tmp_path / "runs" / "ml-1m-sivae-lbd-seed0.json").read_text())
+    table = (tmp_path / "report" / "table.md").read_text()
+    (line, *_) = [line for line in table.splitlines() if line.startswith("| SIVAE+LBDrop, a rate per item |")]
+    for name, value in record["test"]["mean"].items():
+        assert f"{value:.4f} ± {record['test']['standard_error'][name]:.4f}" in line
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "(1999)" in page
+    assert (tmp_path / "report" / "grid.png").read_bytes().startswith(b"\x89PNG")
+    assert command("report", tmp_path / "runs", "--out", tmp_path / "report", "--data", folder.parent)[0] == 0

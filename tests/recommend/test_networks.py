@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
 
-from lbdrop.recommend.networks import Decoder, Encoder, ItemTable
+from lbdrop.recommend.networks import Decoder, Encoder, ItemTable, Lower
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
 
@@ -136,3 +136,15 @@ def test_bfloat16_leaves_posteriors_in_float32() -> None:
         q = net(values, rows)
     assert q.mean.dtype == q.log_variance.dtype == torch.float32
     torch.testing.assert_close(q.mean, net(values, rows).mean, rtol=0.05, atol=0.05)
+
+
+def test_the_lower_level_sees_row_and_upper_level_and_its_prior_the_upper_alone() -> None:
+    lower = Lower(Settings(hidden=6, latent=2, levels=2))
+    hidden, upper = torch.randn(3, 5, 6), torch.randn(5, 2)
+    mean, log_variance = lower.posterior(hidden, upper, None)
+    for n in range(3):
+        joint = torch.cat([hidden[n], upper], -1)
+        expected = lower.joint_head.linear(torch.tanh(lower.joint.linear(joint)))
+        torch.testing.assert_close(torch.cat([mean[n], log_variance[n]], -1), expected)
+    expected = lower.above_head.linear(torch.tanh(lower.above.linear(upper)))
+    torch.testing.assert_close(torch.cat(lower.prior(upper, None), -1), expected)
