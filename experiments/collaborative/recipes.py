@@ -359,7 +359,8 @@ def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
         " items is held out"
     )
     if (choice := made["choice"]) is not None:
-        return f"{data}; {choice['by']} chooses among {len(choice['tried'])} settings"
+        count = len(choice["tried"])
+        return f"{data}; {choice['by']} chooses among {count} settings" if count > 1 else f"{data}; one setting"
     schedule, s = DATA[one.dataset], made["settings"]
     whole = s["epochs"] * (2 if s["alternate"] else 1) >= schedule.epochs - 1
     if not schedule.published:

@@ -1,4 +1,4 @@
-"""``lbdrop demo``: learned against fixed dropout on handwritten digits, in a minute or two."""
+"""``lbdrop demo``: learned against fixed dropout on handwritten digits and in a generated shop, in a minute or two."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,20 +30,32 @@ def demo(
         bool, typer.Option("--quick", help="Seconds instead of a minute; the numbers mean little.")
     ] = False,
 ) -> None:
-    """Train a small network on digits without dropout, with fixed rates and with learned ones, and compare them."""
+    """Compare learned with fixed dropout, in a small network on digits and in a recommender on a generated shop."""
     given = {name: value for name, value in {"seeds": seeds, "epochs": epochs}.items() if value is not None}
     settings = replace(Settings.quick() if quick else Settings(), **given)
     console = Console(highlight=False)
     with one_line_errors():
         with writing(out):
             check_writable(out, PAGE, RESULT)
+        # Not above: other commands need neither the time nor the packages.
+        from lbdrop.demo_shop import ShopSettings
+        from lbdrop.demo_shop import run as run_shop
+
         with bar(settings, console) as tick:
             result = run(settings, tick)
+        with console.status("opening a shop") as status:
+            opened = run_shop(
+                ShopSettings.quick() if quick else ShopSettings(), lambda name: status.update(f"in the shop: {name}")
+            )
+        result |= {"shop": opened, "seconds": round(result["seconds"] + opened["seconds"], 1)}
         with writing(out):
             write_json(out / RESULT, result)
             write_page(out / PAGE, result)
         console.print(table(result))
         for sentence in result["findings"]:
+            console.print(f"· {sentence}", markup=False)
+        console.print(shop_table(result["shop"]))
+        for sentence in result["shop"]["findings"]:
             console.print(f"· {sentence}", markup=False)
         paths = f"\nPage: {(out / PAGE).resolve()}\nJSON: {(out / RESULT).resolve()}"
         console.print(paths, markup=False, soft_wrap=True)
@@ -72,4 +84,16 @@ def table(result: Mapping[str, Any]) -> Table:
         cells = percent(values["accuracy"]), plus_minus(values["nll"]), plus_minus(values["ece"])
         # Without spaces around ± the table fits 80 columns.
         shown.add_row(entry["name"], *(cell.replace(" ", "") for cell in cells), rates_in_words(entry))
+    return shown
+
+
+def shop_table(shop: Mapping[str, Any]) -> Table:
+    """All contestants on the shop's test customers, the oracle last."""
+    title = f"{shop['data']['test']:,} new customers of a generated shop, mean ± standard error"
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("", "Recall@20", "NDCG@100"):
+        shown.add_column(heading, justify="right" if heading else "left")
+    for entry in shop["contestants"]:
+        cells = (plus_minus(entry["test"][measure]).replace(" ", "") for measure in ("recall@20", "ndcg@100"))
+        shown.add_row(entry["name"], *cells)
     return shown

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.evaluate import HeldOutRows
+from lbdrop.recommend.graphs import Recorder
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.vae import VAE, Losses
@@ -45,16 +46,22 @@ class Loop:
         seed: int = 0,
         held_out_every: int = 2,
         compiled: bool = False,
+        recorded: bool | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
-        self.seed, self.compiled = seed, compiled
+        alone = fabric.device.type == "cuda" and fabric.world_size == 1 and not compiled
+        self.seed, self.compiled, self.recorded = seed, compiled, alone if recorded is None else recorded
         groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, lr=settings.lr, fused=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            groups, lr=settings.lr, fused=True, capturable=self.recorded
+        )
         self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
         self.step = 0
         step = _Step(model, compiled)
         # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
+        self.sums = torch.zeros(4, device=fabric.device)
+        self.recorder = Recorder(self._step, self.optimizer, rows, settings.batch, self.held) if self.recorded else None
 
     def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """One epoch; encoder and decoder in turn where the settings say so."""
@@ -62,7 +69,6 @@ class Loop:
         encoder: list[Part] = ["encoder"]
         parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
         order, noise, tuning = self._generators(number)
-        losses: list[Losses] = []
         self.model.train()
         try:
             for index, part in enumerate(parts):
@@ -70,13 +76,14 @@ class Loop:
                     self.model.train_only(part)
                 if part == "decoder":
                     self.model.end_of_epoch()  # the decoder learns under the prior of the encoder as it is now
-                losses = self._pass(order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
+                self.sums.zero_()
+                self._pass(part, order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
         finally:
             if self.settings.alternate:
                 self.model.train_only("both")
         if not self.settings.alternate:
             self.model.end_of_epoch()
-        total = torch.stack([torch.stack(each).mean() for each in zip(*losses, strict=True)])
+        total = self.sums / self.rows.steps(self._size, self.fabric.world_size)
         means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
         if not math.isfinite(means[0]):
             raise DropoutError(
@@ -94,14 +101,14 @@ class Loop:
 
     def _pass(
         self,
+        part: Part,
         order: torch.Generator,
         noise: torch.Generator | None,
         tuning: torch.Generator,
         advance: Callable[[float], None],
-    ) -> list[Losses]:
+    ) -> None:
         """Every user once."""
-        fabric, optimizer = self.fabric, self.optimizer
-        size = -(-self.settings.batch // fabric.world_size)
+        fabric, size = self.fabric, self._size
         steps = self.rows.steps(size, fabric.world_size)
         batches = self.rows.batches(
             size, shuffle=True, generator=order, rank=fabric.global_rank, ranks=fabric.world_size
@@ -109,19 +116,30 @@ class Loop:
         # The whole schedule at once: a Python number a step would be a copy to the device a step, or a recompilation.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
         held = None if self.held is None else self._held_out_batches(self.held, size, tuning)
-        losses: list[Losses] = []
         for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
             pair = next(held) if held is not None and (self.step + index) % self.held_out_every == 0 else None
-            with fabric.autocast():
-                loss = self.loss(_Work(batch, beta, noise, pair))
-            fabric.backward(loss.total)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(Losses(*(each.detach() for each in loss)))
+            if self.recorder is not None:
+                self.recorder(part, batch, beta, pair)
+            else:
+                self._step(batch, beta, pair, noise)
             if index % 32 == 31:
                 advance((index + 1) / steps)
         self.step += steps
-        return losses
+
+    def _step(
+        self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None, noise: torch.Generator | None = None
+    ) -> None:
+        with self.fabric.autocast():
+            loss = self.loss(_Work(batch, beta, noise, pair))
+        self.fabric.backward(loss.total)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.sums += torch.stack([each.detach() for each in loss])
+
+    @property
+    def _size(self) -> int:
+        """Users a batch in each process."""
+        return -(-self.settings.batch // self.fabric.world_size)
 
     def _held_out_batches(
         self, held: HeldOutRows, size: int, generator: torch.Generator
@@ -136,11 +154,11 @@ class Loop:
         rank = self.fabric.global_rank
         order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
         seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
-        if self.compiled:
+        if self.compiled or self.recorded:
             torch.manual_seed(seeds[1])
         return (
             torch.Generator().manual_seed(seeds[0]),
-            None if self.compiled else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
+            None if self.compiled or self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
             torch.Generator().manual_seed(seeds[2]),
         )
 

@@ -44,6 +44,16 @@ class Batch:
     """Each entry's place in the flattened dense matrix: user · items + item."""
     value: Float[Tensor, "entries"] | None = None
     """The entries' weights; ``None`` where every entry is 1."""
+    share: Float[Tensor, "size"] | None = None
+    """How much each user counts in a mean, summing to 1; ``None`` where all count alike. Rows that only fill up have 0."""
+
+    def mean(self, each: Float[Tensor, "size"]) -> Float[Tensor, ""]:
+        """The mean over users of a value of each."""
+        return each.mean() if self.share is None else (self.share * each).sum()
+
+    def per_entry(self, each: Float[Tensor, "entries"]) -> Float[Tensor, "entries"]:
+        """A value of each entry as its part in the mean over users of its sum over their entries."""
+        return each / self.size if self.share is None else each * self.share.index_select(0, self.user)
 
     def dense(self, values: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The rows written out: (size, items), or (n, size, items) for ``values`` of shape (n, entries).

@@ -100,7 +100,7 @@ class VAE(nn.Module):
             return self._bound(values, batch, noise, offsets, density)
 
         estimated = s.dropout == "learned" and s.rule == "bound" and rates and self.dropping
-        masks, gradient = None, None
+        masks = None
         if logits is not None and estimated:
             keep = torch.sigmoid(logits.detach())
             pair = antithetic(keep, 2, (s.extra_masks + 1, len(keep)), generator)
@@ -108,24 +108,23 @@ class VAE(nn.Module):
             with torch.set_grad_enabled(s.both and torch.is_grad_enabled()):
                 mirrored_nll, mirrored_kl = bound(pair.z[1])
             per_user = torch.stack([nll + weight * kl, mirrored_nll + weight * mirrored_kl])
-            total = per_user.mean() if s.both else per_user[0].mean()
+            total = batch.mean(per_user.mean(0) if s.both else per_user[0])
             f = per_user.detach().index_select(1, batch.user)[:, None]
             each = disarm(pair.z, keep[None], f) if s.estimator == "disarm" else arm(pair.uniforms, f)
-            gradient = each.sum(0) / batch.size
             # Its value is 0, its gradient the estimate.
-            total = total + ((logits - logits.detach()) * gradient).sum()
+            total = total + ((logits - logits.detach()) * batch.per_entry(each.sum(0))).sum()
         else:
             if logits is not None:
                 masks = self.masks.draw(s.extra_masks + 1, logits, generator)
             nll, kl = bound(masks)
-            total = (nll + weight * kl).mean()
+            total = batch.mean(nll + weight * kl)
         mask_kl = total.new_zeros(())
         if logits is not None and s.learns_rates:
-            mask_kl = self.masks.kl(logits).sum() / batch.size
+            mask_kl = batch.per_entry(self.masks.kl(logits)).sum()
             total = total + s.mask_kl * mask_kl if s.mask_kl else total
         if s.l2:
             total = total + s.l2 * torch.stack([w.pow(2).sum() for w in self._matrices()]).sum()
-        return Losses(total, nll.detach().mean(), kl.detach().mean(), mask_kl.detach())
+        return Losses(total, batch.mean(nll.detach()), batch.mean(kl.detach()), mask_kl.detach())
 
     def _bound(
         self, values: Tensor, batch: Batch, noise: Tensor | None, offsets: Tensor | None, density: Density | None
@@ -153,7 +152,8 @@ class VAE(nn.Module):
         with torch.enable_grad():
             shift = torch.zeros_like(drawn, requires_grad=True)
             logits = self(fold_in, offsets=drawn + shift)
-            loss = self.nll(logits, held_out).sum() / max(len(held_out.item), 1)
+            real = torch.ones_like(held_out.counts) if held_out.share is None else (held_out.share > 0).to(logits.dtype)
+            loss = (self.nll(logits, held_out) * real).sum() / (held_out.counts * real).sum().clamp(min=1)
             # Asked for the shift alone, autograd computes no gradient of any weight.
             (slope,) = torch.autograd.grad(loss, shift)
         # The response knows a shift of all rates together, so each logit has the whole gradient.

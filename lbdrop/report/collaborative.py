@@ -53,7 +53,7 @@ def render(summary: Json, titles: Titles | None = None) -> str:
         rows = [found["rows"][key] for key in found["shown"]]
 
         def titled(title: str, *content: str, lead: str = f"{name}: " if len(sets) > 1 else "") -> str:
-            return _section(lead + (title if lead else title.capitalize()), *content)
+            return _section(lead + (title if lead else _titled(title)), *content)
 
         parts += [
             titled("the table", *_tables(rows)),
@@ -62,7 +62,7 @@ def render(summary: Json, titles: Titles | None = None) -> str:
             titled("learned rates by popularity", *_rates(rows)),
             titled("three test users", *_examples(found, (titles or {}).get(name, {}))),
         ]
-    protocol = [text for found in sets.values() for text in found["protocol"]]
+    protocol = [text for found in sets.values() for text in _said_once(found["protocol"])]
     parts.append(_section("How it was run", *facts(summary["runs"], protocol)))
     whole = [part.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") for part in parts]
     return document("lbdrop: collaborative filtering", whole, charts.CHART_STYLE + drawn.GRID_STYLE)
@@ -189,18 +189,24 @@ def _tables(rows: Sequence[Json]) -> list[str]:
     seeds: Columns = {"seeds": lambda row: str(len(row["seeds"]))}
     printed, parts = [row for row in shown if row["published"]], []
     if printed:
-        pairs = {f"{whose} {label}": cell for (label, ours), theirs in zip(_means().items(), _published(rows).values(), strict=True)
-                 for whose, cell in (("ours:", ours), ("published:", theirs))}  # fmt: skip
+        pairs = {}
+        for (label, ours), theirs in zip(_means().items(), _published(rows).values(), strict=True):
+            pairs |= {f"ours: {label}": ours, f"published: {label}": theirs}
         parts = ["<h3>Beside the published numbers</h3>", html(pairs, printed)]
     return [
         html({**seeds, **_measured()}, shown, _best(rows)), *parts, note(_note(rows)),
-        "<h3>What validation users chose</h3>", html(_choices(), shown),
-        note("β: the KL's weight in the best epoch, where it rises with the steps. Masks at test: averaged, or 0 for a single pass"
-             " without masks, whichever is better on validation users."),
-        "<h3>Reach and cost</h3>", html(_costs(), shown),
+        "<h3>What validation users chose</h3>", html(_there(_choices(), rows), shown),
+        note("β: the KL's weight in the best epoch, where it rises with the steps. Masks at test: so many are averaged, or 0"
+             " for a single pass without masks, whichever is better on validation users."),
+        "<h3>Reach and cost</h3>", html(_there(_costs(), rows), shown),
         note("Coverage: the share of the catalogue that is recommended to anyone, in lists of a hundred. Popularity: the mean"
              " percentile of what is recommended."),
     ]  # fmt: skip
+
+
+def _there(shown: Columns, rows: Sequence[Json]) -> Columns:
+    """Without columns that have nothing in them."""
+    return {heading: cell for heading, cell in shown.items() if any(cell(row) != "–" for row in rows)}
 
 
 def _means() -> dict[str, Callable[[Json], str]]:
@@ -224,7 +230,9 @@ def _note(rows: Sequence[Json]) -> str:
 def _grids(found: Json) -> list[str]:
     if not found["grids"]:
         return ["<p>No grid of fixed rates was run (methods vae-drop and vae-dense-drop).</p>"]
-    figures = [drawn.grid(grid["label"], encoder, grid, found["rows"]) for encoder, grid in found["grids"].items()]
+    figures = [
+        drawn.grid(_titled(grid["label"]), encoder, grid, found["rows"]) for encoder, grid in found["grids"].items()
+    ]
     parts = [
         panels(*figures),
         note("Test NDCG@100 in per cent. Blue: fixed rates; the ring is the one that validation chooses. Other discs: learned"
@@ -233,7 +241,7 @@ def _grids(found: Json) -> list[str]:
     for grid in found["grids"].values():
         points = [drawn.styled(found["rows"][point["key"]]) for point in grid["points"]]
         parts += [
-            f"<h3>{escape(grid['label'].capitalize())}</h3>",
+            f"<h3>{escape(_titled(grid['label']))}</h3>",
             html(_grid_columns(), points, _best(points), grid["chosen"]),
         ]
     if found["differences"]:
@@ -286,3 +294,13 @@ def _examples(found: Json, titles: Mapping[str, str]) -> list[str]:
                      f"<figure><figcaption>is shown</figcaption><ol>{shown}</ol></figure>")
         )  # fmt: skip
     return parts if titles else [*parts, note("Items by id; lbdrop report --data PREPARED shows titles.")]
+
+
+def _said_once(protocols: Sequence[str]) -> list[str]:
+    """The data first, once, then what was done with them."""
+    ends = [text.partition("; ") for text in protocols]
+    return list(dict.fromkeys([*(data for data, _, _ in ends), *(_titled(rest) for _, _, rest in ends if rest)]))
+
+
+def _titled(text: str) -> str:
+    return text[:1].upper() + text[1:]

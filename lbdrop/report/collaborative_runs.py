@@ -18,7 +18,7 @@ MEASURES = {"recall@20": "Recall@20", "recall@50": "Recall@50", "ndcg@100": "NDC
 GRIDS = {"vae-drop": "the paper's encoder", "vae-dense-drop": "the dense encoder"}
 """Methods whose fixed rate is chosen from a grid."""
 
-METHODS = (
+METHODS: tuple[str, ...] = (
     "sivae-lbd", "sivae-lbd-one", "sivae-lbd-tuned", "sivae-lbd-dense", "sivae-lbd-dense-tuned", "sivae-lbd-gated",
     "sivae-lbd-gated-tuned", "sivae-gaussian", "sivae-concrete", "vae-vamp-drop", "vae-vamp", "vae-iaf-drop", "vae-iaf",
     "vae-drop", "vae-dense-drop", "vae", "dae", "recvae", "h-vamp", "cdae", "wmf", "ials", "slim", "ease", "popularity",

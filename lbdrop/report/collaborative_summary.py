@@ -237,4 +237,5 @@ def _caveats(name: str, found: Json, runs: Iterable[Json], several: bool) -> lis
     if len(epochs) > 1:
         sentences.append(f"{lead}networks were not trained equally long: {', '.join(map(str, epochs))} epochs.")
     commits = sorted({str(run["provenance"].get("commit", "unknown")) for run in runs})
-    return sentences + [f"{lead}runs come from {len(commits)} commits: {', '.join(commits)}."] * (len(commits) > 1)
+    sentences += [f"{lead}runs come from {len(commits)} commits: {', '.join(commits)}."] * (len(commits) > 1)
+    return [sentence[:1].upper() + sentence[1:] if not lead else sentence for sentence in sentences]

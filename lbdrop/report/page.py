@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lbdrop.report import figures
+from lbdrop.report import figures, shop
 from lbdrop.report.figures import Json, panels
 from lbdrop.report.style import STYLE
 
@@ -50,6 +50,7 @@ def render(result: Json) -> str:
             figures.RELIABILITY_CAPTION,
         ),
         _section("The least certain test digits", figures.digits(result["uncertain"])),
+        *(_shop(result["shop"]) if "shop" in result else ()),
         _section("How it was run", _search(entries), _selection(result), _settings(result)),
     ]
     return document("lbdrop demo", parts)
@@ -120,6 +121,14 @@ def _header(result: Json) -> str:
         f" {data['validation']:,} to choose settings by, {data['test']:,} to test on. {_count(seeds, 'seed')},"
         f" {_count(settings['epochs'], 'epoch')}, {_count(settings['masks'], 'mask')} per prediction.</p>\n</header>"
     )
+
+
+def _shop(found: Json) -> list[str]:
+    return [
+        _section("A shop with known tastes", shop.lead(found), _list(found["findings"]), shop.scores(found)),
+        _section("Learned rates in the shop", shop.rates_by_likes(found)),
+        _section("Three customers", shop.customers(found)),
+    ]
 
 
 def _count(number: int, noun: str) -> str:

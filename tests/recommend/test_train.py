@@ -303,7 +303,7 @@ def test_no_step_looks_back_at_the_host(name: str, train: csr_array, validation:
         model.parameters(), lr=1e-3
     )  # Adam's CPU kernel reads its step; the GPU's does not
     with LooksBack():
-        steps._pass(*steps._generators(1), lambda share: None)
+        steps._pass("both", *steps._generators(1), lambda share: None)
     assert steps.step == 5
 
 

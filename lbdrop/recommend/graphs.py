@@ -1,0 +1,145 @@
+r"""A training step as one CUDA graph: a step launches a few copies and a replay instead of hundreds of kernels.
+
+On a large GPU the kernels of a step take a fraction of a millisecond and their launches several; recorded once and replayed, only
+the kernels' time is left. A recording has fixed shapes and addresses. So batches are copied into buffers (:class:`Fixed`), and the
+entries that only fill them up belong to a further user who counts for nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lbdrop.recommend.rows import Batch, Rows
+
+__all__ = ["Fixed", "Recorder"]
+
+# What the docs of torch.cuda.graph ask for, so that libraries and the optimiser have set themselves up.
+WARM_UP = 3
+
+
+class Fixed:
+    """A batch of fixed shape: ``size`` users and room for ``capacity`` entries.
+
+    Rows are rounded up to eight, which products on a GPU like; the first row behind the users owns all entries to spare.
+    """
+
+    def __init__(self, size: int, items: int, capacity: int, device: torch.device):
+        self.size, self.items, self.capacity = size, items, capacity
+        rows = -(-(size + 1) // 8) * 8
+        self.user = torch.full((capacity,), size, dtype=torch.int64, device=device)
+        self.item = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.number = torch.zeros(rows, dtype=torch.int64, device=device)
+        # Any number but 0: nothing may become infinite, or 0 × it would not be 0.
+        self.counts = torch.ones(rows, device=device)
+        self.share = torch.zeros(rows, device=device)
+        self.share[:size] = 1 / size
+        self.offsets = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.filled = 0
+
+    @classmethod
+    def for_batches_of(cls, rows: Rows, size: int) -> "Fixed":
+        """Room for nearly every batch of ``size`` random rows: the mean and five standard deviations."""
+        counts = np.diff(rows.starts)
+        room = size * counts.mean() + 5 * np.sqrt(size) * counts.std()
+        return cls(size, rows.items, max(-(-int(room) // 1024) * 1024, 1024), rows.device)
+
+    def fits(self, batch: Batch) -> bool:
+        return batch.size == self.size and len(batch.item) <= self.capacity and batch.value is None
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch in; entries left from a longer one go to the spare row."""
+        entries = len(batch.item)
+        self.user[:entries].copy_(batch.user)
+        self.item[:entries].copy_(batch.item)
+        if entries < self.filled:
+            self.user[entries : self.filled].fill_(self.size)
+            self.item[entries : self.filled].zero_()
+        self.filled = entries
+        self.counts[: self.size].copy_(batch.counts)
+        self.number[: self.size].copy_(batch.number)
+
+    def batch(self) -> Batch:
+        """What is in the buffers, as the model wants it."""
+        return Batch(
+            user=self.user,
+            item=self.item,
+            size=len(self.counts),
+            items=self.items,
+            number=self.number,
+            counts=self.counts,
+            offsets=self.offsets,
+            cell=torch.add(self.item, self.user, alpha=self.items),
+            share=self.share,
+        )
+
+
+Step = Callable[[Batch, Tensor, tuple[Batch, Batch] | None], None]
+
+
+class Recorder:
+    """Runs steps, and records each kind of step after a few to replay it from then on.
+
+    Args:
+        step: one step: losses, backward, optimiser. Draws from torch's global generator, which a graph can replay.
+        optimizer: its gradients are let go before and after a recording, whose own they then are.
+        rows: the training rows.
+        size: users a batch; other batches run unrecorded.
+        held: fold-in and held-out rows, where steps see them.
+    """
+
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int, held: Any = None):
+        self.step, self.optimizer = step, optimizer
+        self.fixed = Fixed.for_batches_of(rows, size)
+        self.pair = None if held is None else tuple(Fixed.for_batches_of(each, size) for each in held)
+        self.beta = torch.zeros((), device=rows.device)
+        self.seen: dict[Any, int] = {}
+        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self.side = torch.cuda.Stream()
+
+    def __call__(self, kind: str, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        key = (kind, pair is not None)
+        if not self._fits(batch, pair):
+            self._unrecorded(batch, beta, pair)
+        elif self.seen.get(key, 0) < WARM_UP:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            self._unrecorded(batch, beta, pair)
+        else:
+            self._fill(batch, beta, pair)
+            if key not in self.graphs:
+                self.graphs[key] = self._record(pair is not None)
+            self.graphs[key].replay()
+
+    def _fits(self, batch: Batch, pair: tuple[Batch, Batch] | None) -> bool:
+        if not self.fixed.fits(batch):
+            return False
+        if pair is None or self.pair is None:
+            return True
+        return all(fixed.fits(each) for fixed, each in zip(self.pair, pair, strict=True))
+
+    def _fill(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        self.fixed.fill(batch)
+        self.beta.copy_(beta)
+        if pair is not None and self.pair is not None:
+            for fixed, each in zip(self.pair, pair, strict=True):
+                fixed.fill(each)
+
+    def _unrecorded(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        # On a stream of its own: gradients made on the default one could not be recorded later.
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.step(batch, beta, pair)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _record(self, held: bool) -> torch.cuda.CUDAGraph:
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            pair = None
+            if held and self.pair is not None:
+                pair = (self.pair[0].batch(), self.pair[1].batch())
+            self.step(self.fixed.batch(), self.beta, pair)
+        self.optimizer.zero_grad(set_to_none=True)
+        return graph
