@@ -127,10 +127,9 @@ def findings(result: Mapping[str, Any]) -> list[str]:
     ]
     for each in result["comparisons"]:
         low, high = each["interval"]
-        verdict = "better" if low > 0 else "worse" if high < 0 else "no clear difference"
-        sentence = (
-            f"Against {each['rival']}: {each['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}): {verdict}."
-        )
+        verdict = "better in this run" if low > 0 else "worse in this run" if high < 0 else "no clear difference"
+        interval = f"95 % interval over customers {low:+.3f} to {high:+.3f}"
+        sentence = f"Against {each['rival']}: {each['difference']:+.3f} ({interval}): {verdict}."
         sentences.append(sentence.replace("-", "−"))
     rates = [each["rate"] for each in result["rates"]]
     low, high = np.quantile(rates, [0.05, 0.95])

@@ -69,8 +69,14 @@ ENCODERS = {"vae-drop": "the paper's encoder", "vae-dense-drop": "the dense enco
 RIVALS: dict[str, list[dict[str, Any]]] = {
     "popularity": [{}],
     "ease": [{"regularisation": value} for value in (200.0, 500.0, 1000.0, 2000.0)],
-    "wmf": [{"factors": 200, "alpha": value} for value in (2.0, 10.0, 40.0)],
-    "ials": [{"factors": 256, "regularisation": value} for value in (0.001, 0.003, 0.01)],
+    "wmf": [
+        {"factors": 200, "alpha": alpha, "regularisation": ridge}
+        for alpha, ridge in ((3.0, 30.0), (3.0, 100.0), (10.0, 100.0), (10.0, 300.0))
+    ],
+    "ials": [
+        {"factors": 256, "unobserved": unobserved, "regularisation": ridge}
+        for unobserved, ridge in ((0.1, 0.003), (0.1, 0.01), (0.3, 0.003), (0.3, 0.01))
+    ],
     "slim": [{"alpha": value, "l1_ratio": 0.01} for value in (0.01, 0.05, 0.2)],
 }
 """Rivals without a network and the settings among which validation NDCG@100 chooses."""

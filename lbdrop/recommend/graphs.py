@@ -1,8 +1,8 @@
 r"""A training step as one CUDA graph: a step launches a few copies and a replay instead of hundreds of kernels.
 
-On a large GPU the kernels of a step take a fraction of a millisecond and their launches several; recorded once and replayed, only
-the kernels' time is left. A recording has fixed shapes and addresses. So batches are copied into buffers (:class:`Fixed`), and the
-entries that only fill them up belong to a further user who counts for nothing.
+On a large GPU the kernels of a step take a fraction of a millisecond and their launches several. Recorded once and replayed,
+only the kernels' time is left. A recording has fixed shapes and addresses, so batches are copied into buffers
+(:class:`Fixed`), and the entries that only fill them up belong to a further user who counts for nothing.
 """
 
 from collections.abc import Callable

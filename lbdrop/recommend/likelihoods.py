@@ -19,16 +19,19 @@ from lbdrop.recommend.rows import Batch
 __all__ = ["logistic_nll", "multinomial_nll"]
 
 
-def multinomial_nll(logits: Float[Tensor, "users items"], batch: Batch) -> Float[Tensor, "users"]:
+def multinomial_nll(logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
     """The negative log-likelihood of each user's items, all draws from one distribution over the catalogue."""
-    nll, _ = _Multinomial.apply(logits, batch.cell, batch.user, batch.counts)  # pyright: ignore[reportGeneralTypeIssues]
+    cell = batch.cells(logits.shape[1])
+    nll, _ = _Multinomial.apply(logits, cell, batch.user, batch.counts)  # pyright: ignore[reportGeneralTypeIssues]
     return nll
 
 
-def logistic_nll(logits: Float[Tensor, "users items"], batch: Batch) -> Float[Tensor, "users"]:
+def logistic_nll(logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
     """The negative log-likelihood of each user's row, every item by itself liked or not."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.softplus(wide).sum(-1) - _row_sums(wide.flatten().gather(0, batch.cell), batch.user, len(logits))
+    return F.softplus(wide).sum(-1) - _row_sums(
+        wide.flatten().gather(0, batch.cells(logits.shape[1])), batch.user, len(logits)
+    )
 
 
 class _Multinomial(torch.autograd.Function):
@@ -36,25 +39,25 @@ class _Multinomial(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor, cell: Tensor, user: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        normaliser = torch.logsumexp(wide, -1)
-        liked = _row_sums(logits.flatten().index_select(0, cell).to(wide.dtype), user, len(logits))
-        return counts * normaliser - liked, normaliser
+        log_p = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return -_row_sums(log_p.flatten().index_select(0, cell), user, len(logits)), log_p
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, output[1])
+        logits, cell, user, counts = inputs
+        ctx.save_for_backward(cell, user, counts, output[1])
+        ctx.dtype = logits.dtype
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        logits, cell, user, counts, normaliser = ctx.saved_tensors
+        cell, user, counts, log_p = ctx.saved_tensors
         grad = grads[0]
-        slope = torch.sub(logits, normaliser[:, None]).exp_().mul_((counts * grad)[:, None])
+        slope = torch.exp(log_p).mul_((counts * grad)[:, None])
         # Every cell is hit at most once, so the atomic additions have one possible result.
         slope.view(-1).scatter_add_(0, cell, -grad.to(slope.dtype).index_select(0, user))
-        return slope.to(logits.dtype), None, None, None
+        return slope.to(ctx.dtype), None, None, None
 
 
 def _row_sums(values: Float[Tensor, "entries"], user: Int64[Tensor, "entries"], users: int) -> Float[Tensor, "users"]:

@@ -21,11 +21,15 @@ from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
 from lbdrop.response import Response
 
-__all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior"]
+__all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior", "aligned"]
 
 ACTIVATIONS = {
     "tanh": torch.tanh, "relu": F.relu, "elu": F.elu, "swish": F.silu, "sigmoid": torch.sigmoid, "identity": nn.Identity()
 }  # fmt: skip
+
+
+# A logit that leaves nothing of its item, and is a number even in half precision.
+NEVER = -1e4
 
 
 class Posterior(NamedTuple):
@@ -58,7 +62,7 @@ class ItemTable(nn.Module):
             kind = values.device.type
             # Written out in the precision of the product: half the memory traffic under bfloat16.
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            return self.of_dense(batch.dense(values, dtype).flatten(0, 1))
+            return self.of_dense(batch.dense(values, dtype, aligned(batch.items)).flatten(0, 1))
         starts = torch.arange(n, device=values.device)[:, None] * entries + batch.offsets
         sums = F.embedding_bag(
             batch.item.repeat(n),
@@ -69,8 +73,10 @@ class ItemTable(nn.Module):
         )
         return sums + self.bias
 
-    def of_dense(self, rows: Float[Tensor, "rows items"]) -> Float[Tensor, "rows width"]:
-        return torch.addmm(self.bias, rows, self.weight)
+    def of_dense(self, rows: Float[Tensor, "rows _"]) -> Float[Tensor, "rows width"]:
+        """Of rows written out, with or without columns that only align them."""
+        weight = _half(self.weight) if rows.shape[1] == len(self.weight) else _filled_up(self.weight, rows.shape[1])
+        return torch.addmm(self.bias, rows, weight)
 
 
 class Layer(nn.Module):
@@ -209,11 +215,35 @@ class Decoder(nn.Module):
         self.out = _linear(widths[-1], items)
 
     def forward(
-        self, eta: Float[Tensor, "rows latent"], offsets: Float[Tensor, "rows 1"] | None = None
-    ) -> Float[Tensor, "rows items"]:
+        self,
+        eta: Float[Tensor, "rows latent"],
+        offsets: Float[Tensor, "rows 1"] | None = None,
+        width: int | None = None,
+    ) -> Float[Tensor, "rows _"]:
+        """Logits; with a ``width`` of more than the items, further columns that no softmax sees."""
         for layer in self.layers:
             eta = layer(eta, offsets)
-        return self.out(eta)
+        if width is None or width == self.out.out_features:
+            return self.out(eta)
+        return F.linear(eta, _filled_up(self.out.weight, width), _filled_up(self.out.bias, width, NEVER))
+
+
+def aligned(items: int) -> int:
+    """Columns of a table of items such that every row starts where a GPU's products want it.
+
+    Rows of 17,767 half-precision numbers start at odd addresses, and their products take five times as long.
+    """
+    return -(-items // 64) * 64
+
+
+def _filled_up(values: Float[Tensor, "items *width"], rows: int, value: float = 0.0) -> Float[Tensor, "rows *width"]:
+    """Further rows of one value, in the precision that products have."""
+    return F.pad(_half(values), (0, 0) * (values.dim() - 1) + (0, rows - len(values)), value=value)
+
+
+def _half(values: Tensor) -> Tensor:
+    kind = values.device.type
+    return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

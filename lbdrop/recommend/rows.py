@@ -55,21 +55,27 @@ class Batch:
         """A value of each entry as its part in the mean over users of its sum over their entries."""
         return each / self.size if self.share is None else each * self.share.index_select(0, self.user)
 
-    def dense(self, values: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def cells(self, width: int) -> Int64[Tensor, "entries"]:
+        """Each entry's place in a flattened table of ``width`` columns."""
+        return self.cell if width == self.items else torch.add(self.item, self.user, alpha=width)
+
+    def dense(self, values: Tensor | None = None, dtype: torch.dtype | None = None, width: int | None = None) -> Tensor:
         """The rows written out: (size, items), or (n, size, items) for ``values`` of shape (n, entries).
 
-        Without ``values`` an entry is its weight, or 1. Gradients reach ``values``.
+        Without ``values`` an entry is its weight, or 1. Gradients reach ``values``. A ``width`` of more than the items adds
+        columns of zeros.
         """
+        width = self.items if width is None else width
         if values is None:
             values = self.value
         if values is None:
-            flat = torch.zeros(self.size * self.items, dtype=dtype, device=self.item.device)
-            return flat.index_fill_(0, self.cell, 1.0).view(self.size, self.items)
+            flat = torch.zeros(self.size * width, dtype=dtype, device=self.item.device)
+            return flat.index_fill_(0, self.cells(width), 1.0).view(self.size, width)
         values = values if dtype is None else values.to(dtype)
-        flat = values.new_zeros(*values.shape[:-1], self.size * self.items)
+        flat = values.new_zeros(*values.shape[:-1], self.size * width)
         # Every cell is written at most once, so this is as exact, and as repeatable, as an assignment.
-        flat = flat.scatter(-1, self.cell.expand(values.shape), values)
-        return flat.view(*values.shape[:-1], self.size, self.items)
+        flat = flat.scatter(-1, self.cells(width).expand(values.shape), values)
+        return flat.view(*values.shape[:-1], self.size, width)
 
     @property
     def device(self) -> torch.device:

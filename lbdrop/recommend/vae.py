@@ -24,7 +24,7 @@ from lbdrop.estimators import antithetic, arm, disarm
 from lbdrop.recommend.latent import Latent
 from lbdrop.recommend.latent_priors import Density
 from lbdrop.recommend.likelihoods import logistic_nll, multinomial_nll
-from lbdrop.recommend.networks import Decoder, Encoder
+from lbdrop.recommend.networks import Decoder, Encoder, aligned
 from lbdrop.recommend.row_masks import RowMasks, row_values
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
@@ -131,11 +131,12 @@ class VAE(nn.Module):
     ) -> tuple[Float[Tensor, "users"], Float[Tensor, "users"]]:
         """Each user's −log p(x|η) and KL; the first row of ``values`` is the user's own mask, the others are extra."""
         q = self.encoder(values, batch, offsets, known_users=True)
+        width = aligned(self.items) if values.is_cuda else self.items
         if noise is None:
-            nll = self.nll(self.decoder(q.hidden[0], offsets), batch)
+            nll = self.nll(self.decoder(q.hidden[0], offsets, width), batch)
             return nll, torch.zeros_like(nll)
         eta, kl = self.latent.sample(q, noise, density, offsets)
-        return self.nll(self.decoder(eta, offsets), batch), kl
+        return self.nll(self.decoder(eta, offsets, width), batch), kl
 
     def held_out_loss(
         self, fold_in: Batch, held_out: Batch, generator: torch.Generator | None = None
@@ -235,7 +236,7 @@ class VAE(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.log_softmax(logits, -1) if self.settings.likelihood == "multinomial" else F.logsigmoid(logits)
 
-    def nll(self, logits: Float[Tensor, "users items"], batch: Batch) -> Float[Tensor, "users"]:
+    def nll(self, logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
         """The negative log-likelihood of each user's items."""
         likelihood = multinomial_nll if self.settings.likelihood == "multinomial" else logistic_nll
         return likelihood(logits, batch)

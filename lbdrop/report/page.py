@@ -53,7 +53,7 @@ def render(result: Json) -> str:
         *(_shop(result["shop"]) if "shop" in result else ()),
         _section("How it was run", _search(entries), _selection(result), _settings(result)),
     ]
-    return document("lbdrop demo", parts)
+    return document("lbdrop demo", parts, shop.SHOP_STYLE)
 
 
 def document(title: str, parts: Sequence[str], style: str = "") -> str:

@@ -13,7 +13,7 @@ KINDS = {"fixed dropout 0.5": "fixed", "learned dropout": "learned"}
 SHOWN = 8
 
 SHOP_STYLE = """
-.oracle th, .oracle td { border-top: 2px solid var(--rule); color: var(--soft); }
+.cards .oracle th, .cards .oracle td { color: var(--soft); font-style: italic; }
 .customers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 290px), 1fr)); gap: 14px; }
 .customers article { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 14px 16px;
   font-size: 0.9rem; }
@@ -24,7 +24,9 @@ SHOP_STYLE = """
 .customers li { display: flex; justify-content: space-between; gap: 12px; padding: 2px 0; }
 .customers li > span:last-child { flex: none; color: var(--soft); font-variant-numeric: tabular-nums; }
 .customers .found { color: var(--good); font-weight: 600; }
-.wide svg { max-width: 640px; }
+.speck { fill: currentColor; fill-opacity: 0.6; }
+.scatter { max-width: 560px; }
+.scatter svg { max-width: 520px; }
 """
 
 
@@ -60,8 +62,9 @@ def scores(shop: Json) -> str:
     heads = "".join(f"<th scope=col>{label}</th>" for label in (*MEASURES.values(), "drop rates", "epochs"))
     note = (
         '<p class="note">± is the standard error over customers. The best contestant of each column is bold, whether or not'
-        " clearly best. One training run each, of the library's default settings, stopped by customers held out from the"
-        " training ones. Drop rates: of nine in ten items.</p>"
+        " clearly best. One training run each, with the library's default settings, stopped by customers held out from the"
+        " training ones: another seed moves the autoencoders by about as much as they differ. Drop rates: of nine in ten"
+        " items.</p>"
     )
     return f'<table class="cards"><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>{note}'
 
@@ -75,7 +78,7 @@ def _range(rate: Json | None) -> str:
 
 def rates_by_likes(shop: Json) -> str:
     """A disc for every item: how many customers have it, against the chance that it is kept."""
-    width, height, left, right, top, bottom = 640, 260, 44, 12, 10, 212
+    width, height, left, right, top, bottom = 420, 250, 44, 10, 10, 204
     points = [(max(each["likes"], 1), 1 - each["rate"]) for each in shop["rates"]]
     likes, keeps = [math.log10(count) for count, _ in points], [keep for _, keep in points]
     low, high = min(*keeps, 0.5), max(*keeps, 0.5)
@@ -92,7 +95,7 @@ def rates_by_likes(shop: Json) -> str:
     for tick in _round_counts(10 ** min(likes), 10 ** max(likes)):
         marks.append(_text(x(math.log10(tick)), bottom + 16, f"{tick:,}", css="tick"))
     marks += [
-        _circle(x(like), y(keep), 3, "bubble learned", f"{count:,} customers, kept with {keep:.3f}")
+        _circle(x(like), y(keep), 2.4, "speck learned", f"{count:,} customers, kept with {keep:.3f}")
         for like, (count, keep) in zip(likes, points, strict=True)
     ]
     marks.append(_text((left + width - right) / 2, height - 8, "customers who have the item", css="tick"))
@@ -100,7 +103,7 @@ def rates_by_likes(shop: Json) -> str:
         '<p class="note">Every item\'s keep rate by its popularity, on a logarithmic axis. Dashed: where all of them'
         " started.</p>"
     )
-    return f'<div class="panels wide">{_svg("Keep rate against popularity", width, height, marks)}</div>{caption}'
+    return f'<div class="panels scatter">{_svg("Keep rate against popularity", width, height, marks)}</div>{caption}'
 
 
 def _round_counts(low: float, high: float) -> list[int]:

@@ -6,7 +6,7 @@ from scipy.sparse import random_array
 from torch import Tensor
 
 from lbdrop.recommend.graphs import Fixed
-from lbdrop.recommend.networks import ItemTable
+from lbdrop.recommend.networks import ItemTable, aligned
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import method
 from lbdrop.recommend.vae import VAE
@@ -134,3 +134,20 @@ def test_what_does_not_fit_is_not_forced_in() -> None:
     assert not fixed.fits(data.batch(list(range(15))))  # another number of users
     assert not fixed.fits(data.batch(list(range(16))))  # too many entries
     assert Fixed.for_batches_of(data, 16).fits(data.batch(list(range(16))))
+
+
+@pytest.mark.parametrize("likelihood", ["multinomial", "logistic"])
+def test_columns_that_align_the_products_change_nothing(likelihood: str) -> None:
+    data = rows(items=30)
+    batch = data.batch(list(range(8)))
+    model = VAE(data.items, method("vae", hidden=8, latent=4, likelihood=likelihood)).double()
+    eta = torch.randn(8, 4, dtype=torch.float64)
+    found = []
+    for width in (None, aligned(data.items)):
+        model.zero_grad()
+        nll = model.nll(model.decoder(eta, None, width), batch)
+        nll.sum().backward()
+        found.append((nll.detach(), [p.grad.clone() for p in model.decoder.parameters() if p.grad is not None]))
+    assert aligned(30) == aligned(64) == 64
+    assert torch.allclose(found[0][0], found[1][0])
+    assert all(torch.allclose(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))

@@ -278,7 +278,9 @@ def test_latent_vectors_spread_as_the_kl_assumes() -> None:
     # The decoder is made to return η itself, so the loss shows the noise that was really added.
     model, batch = small("vae"), random_batch(4000)
     seen = []
-    model.decoder.forward = lambda eta, offsets=None: seen.append(eta.detach()) or eta @ torch.zeros(LATENT, ITEMS)
+    model.decoder.forward = lambda eta, offsets=None, width=None: (
+        seen.append(eta.detach()) or eta @ torch.zeros(LATENT, ITEMS)
+    )
     model.losses(batch, BETA)
     with torch.no_grad():
         q = model.encoder(row_values(None, None, batch, model.settings, torch.float64), batch)
