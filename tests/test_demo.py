@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import lbdrop.cli.demo as command
-from lbdrop import demo
+from lbdrop import demo, demo_shop
 from lbdrop.cli import app
 from lbdrop.demo import CONTESTANTS, Network, Settings
 from lbdrop.dropout import LearnableDropout
@@ -42,6 +42,7 @@ def test_the_command_leaves_a_page_and_a_json_and_says_where(quick: tuple[Path, 
     assert sorted(path.name for path in out.iterdir()) == ["index.html", "result.json"]
     assert str((out / "index.html").resolve()) in output
     assert all(contestant.name in output for contestant in CONTESTANTS)
+    assert all(name in output for name in (*demo_shop.CONTESTANTS, "oracle"))
 
 
 def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tuple[Path, str]):
@@ -49,7 +50,7 @@ def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tupl
     assert "http://" not in page
     assert "https://" not in page
     assert page.count("data:image/png;base64,") == Settings.quick().pictures
-    assert page.count("<svg") == 3 + 2 + len(CONTESTANTS)
+    assert page.count("<svg") == 3 + 2 + len(CONTESTANTS) + 1
 
 
 def test_the_json_holds_every_measure_of_every_seed_and_contestant(quick: tuple[Path, str]):

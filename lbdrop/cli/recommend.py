@@ -193,9 +193,9 @@ def similar(
     """
     console = Console(highlight=False)
     with one_line_errors():
+        fitted = _recommender().load(model)
         import polars as pl
 
-        fitted = _recommender().load(model)
         ids = pl.Series(item).cast(fitted.items_.dtype, strict=False)
         if ids.null_count():
             raise DropoutError(
@@ -243,7 +243,7 @@ def _table(path: Path, names: dict[str, str], fitted: "Recommender | None" = Non
     if missing := [name for name in wanted if name not in found]:
         raise DropoutError(f"{path}: want the columns {wanted}, got {found} without {missing}; see --user and --item")
     kept = {name: usual for name, usual in names.items() if name in found}
-    table = table.select(kept).rename(kept)
+    table = table.select(list(kept)).rename(kept)
     if fitted is None:
         return table
     types = {"item_id": fitted.items_.dtype}

@@ -335,13 +335,13 @@ class Recommender:
         place = Path(folder)
         saved = saving.read(place)
         header = saved.header
+        new = cls(seed=header["seed"], device=device)
         try:
             if header["method"] in LINEAR:
-                new = cls(header["method"], seed=header["seed"], device=device, **header["settings"])
+                new.choice = choose(header["method"], None, header["settings"])
             else:
-                new = cls(checked_settings(header["settings"]), seed=header["seed"], device=device)
-                new.settings_ = new.choice.settings
-                new.history_ = train.History(**header["history"])
+                new.choice = choose(checked_settings(header["settings"]), None, {})
+                new.settings_, new.history_ = new.choice.settings, train.History(**header["history"])
         except (DropoutError, TypeError) as error:
             raise DropoutError(f"{place / saving.HEADER}: {error}") from error
         new.model_ = saving.rebuild(place, saved, new.choice, device)

@@ -10,7 +10,7 @@ gated       $h = (Wx+b) \odot \sigma(Vx+c)$ — Kim & Suh, Enhancing VAEs for Co
 With self-tuned rates every pre-activation passes a :class:`lbdrop.response.Response` to its user's offset.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -238,7 +238,28 @@ def aligned(items: int) -> int:
 
 def _filled_up(values: Float[Tensor, "items *width"], rows: int, value: float = 0.0) -> Float[Tensor, "rows *width"]:
     """Further rows of one value, in the precision that products have."""
-    return F.pad(_half(values), (0, 0) * (values.dim() - 1) + (0, rows - len(values)), value=value)
+    kind = values.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
+    return _FilledUp.apply(values, rows, value, dtype)  # pyright: ignore[reportReturnType]
+
+
+class _FilledUp(torch.autograd.Function):
+    """Cast and fill up in one pass over the values, and back in another: the tables are most of a step's traffic."""
+
+    @staticmethod
+    def forward(values: Tensor, rows: int, value: float, dtype: torch.dtype) -> Tensor:
+        filled = values.new_empty((rows, *values.shape[1:]), dtype=dtype)
+        filled[len(values) :] = value
+        filled[: len(values)].copy_(values)
+        return filled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.items, ctx.dtype = len(inputs[0]), inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grads[0][: ctx.items].to(ctx.dtype), None, None, None
 
 
 def _half(values: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def read(folder: Path) -> Saved:
     header = _header(folder)
     with _reading(folder, ITEMS):
         table = pl.read_parquet(folder / ITEMS)
-        items, likes = table["item_id"], table["likes"].cast(pl.Float32).to_numpy()
+        items, likes = table["item_id"], table["likes"].cast(pl.Float32).to_numpy(writable=True)
         _check_ids(items, folder / ITEMS)
         if len(items) != header["items"]:
             raise ValueError(f"{len(items):,} items where model.json says {header['items']:,}")

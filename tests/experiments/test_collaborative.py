@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from experiments.collaborative import looks, recipes
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
+from lbdrop.recommend import EASE, evaluate
 from lbdrop.recommend.prepared import Prepared, prepare
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 20, "hidden": 8, "latent": 4, "pseudo_inputs": 5, "flow_hidden": 8}
@@ -84,6 +85,15 @@ def test_masks_at_test_are_those_that_validation_prefers(split: Any) -> None:
     assert tried[record["masks"]["at_test"]] == max(tried.values()) == record["validation"]["mean"]["ndcg@100"]
     fixed = recipes.run("ml-1m", "vae-drop", 0, split, changes=SMALL, progress=False)
     assert fixed["masks"]["at_test"] == 0
+
+
+def test_measures_are_those_of_the_chosen_model_on_each_part(split: Any) -> None:
+    record = recipes.run("ml-1m", "ease", 0, split, progress=False)
+    model = EASE(**record["choice"]["chosen"]).fit(split.train.rows)
+    parts = {"validation": evaluate(model, split.validation).mean, "test": evaluate(model, split.test).mean}
+    assert parts["validation"] != parts["test"]
+    for name, wanted in parts.items():
+        assert record[name]["mean"] == pytest.approx(wanted)
 
 
 def test_the_same_seed_gives_the_same_record_and_another_does_not(split: Any) -> None:
