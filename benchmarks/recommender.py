@@ -48,7 +48,6 @@ def main(
     port_steps: Annotated[
         int, typer.Option(min=1, help="Steps of the dense loop in a round; its epoch is extrapolated.")
     ] = 100,
-    compile: Annotated[bool, typer.Option(help="Ours through torch.compile too, as further contestants.")] = False,
     top: Annotated[int, typer.Option(min=1, help="Items for every user at the end.")] = 100,
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
 ) -> None:
@@ -64,16 +63,12 @@ def main(
     contestants: dict[str, Contestant] = {"dense loop": port(train, ours["vae-drop"], port_steps, device)}
     models = {each: VAE(train.shape[1], settings).to(device) for each, settings in ours.items()}
     for each, model in models.items():
-        contestants[each] = epochs(model, rows, compiled=False)
-        if compile:
-            contestants[f"{each}, compiled"] = epochs(model, rows, compiled=True)
+        contestants[each] = epochs(model, rows)
     measured = measure(contestants, rounds)
     steps, limits = rows.steps(batch), rates(device)
     for each, settings in ours.items():
         floor = Floor.of(settings, rows, device, models[each])
-        for label in (each, f"{each}, compiled"):
-            if label in measured:
-                measured[label] |= floor.beside(measured[label]["seconds"], limits)
+        measured[each] |= floor.beside(measured[each]["seconds"], limits)
     listing = recommendations(models["vae-drop"], everybody, device, top)
     console.print(table(measured, steps))
     console.print(
@@ -128,9 +123,9 @@ Contestant = Callable[[int], float]
 """Runs the epoch of a number and gives its seconds."""
 
 
-def epochs(model: VAE, rows: Rows, compiled: bool) -> Contestant:
+def epochs(model: VAE, rows: Rows) -> Contestant:
     """Our own loop, as ``fit`` runs it."""
-    loop = Loop(model, rows, model.settings, launch(rows.device), compiled=compiled)
+    loop = Loop(model, rows, model.settings, launch(rows.device))
     return lambda number: loop.epoch(number)["seconds"]
 
 

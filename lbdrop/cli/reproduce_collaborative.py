@@ -38,6 +38,9 @@ def command(name: str) -> Callable[..., None]:
             list[str] | None, typer.Option(help="Another setting of the network, as name=value; may be repeated.")
         ] = None,
         validate_every: Annotated[int, typer.Option(min=1, help="Epochs between validations.")] = 1,
+        validation_samples: Annotated[
+            int, typer.Option(min=0, help="Masks averaged when epochs are compared; 0 runs once, without masks.")
+        ] = 0,
         patience: Annotated[int | None, typer.Option(min=1, help="Stop after so many validations in vain.")] = None,
         data: Annotated[
             Path | None,
@@ -69,6 +72,11 @@ def command(name: str) -> Callable[..., None]:
             with writing(folder):
                 check_writable(folder)
             left = [one for one in runs if not (folder / f"{one.name}.json").exists()]
+            training = {
+                "validate_every": validate_every,
+                "patience": patience,
+                "validation_samples": validation_samples,
+            }
             split = _prepared(load_prepared, name, data).split() if left else None
             failed = 0
             for index, one in enumerate(runs, start=1):
@@ -85,7 +93,7 @@ def command(name: str) -> Callable[..., None]:
                         rate=one.rate,
                         device=device,
                         changes={} if one.method in recipes.RIVALS else changes,
-                        training={"validate_every": validate_every, "patience": patience},
+                        training=training,
                         checkpoints=folder / "checkpoints" / one.name if resume else None,
                         progress=len(runs) == 1,
                     )

@@ -45,19 +45,18 @@ class Loop:
         held: HeldOutRows | None = None,
         seed: int = 0,
         held_out_every: int = 2,
-        compiled: bool = False,
         recorded: bool | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
-        alone = fabric.device.type == "cuda" and fabric.world_size == 1 and not compiled
-        self.seed, self.compiled, self.recorded = seed, compiled, alone if recorded is None else recorded
+        alone = fabric.device.type == "cuda" and fabric.world_size == 1
+        self.seed, self.recorded = seed, alone if recorded is None else recorded
         groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             groups, lr=settings.lr, fused=True, capturable=self.recorded
         )
         self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
         self.step = 0
-        step = _Step(model, compiled)
+        step = _Step(model)
         # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
         self.sums = torch.zeros(4, device=fabric.device)
@@ -113,7 +112,7 @@ class Loop:
         batches = self.rows.batches(
             size, shuffle=True, generator=order, rank=fabric.global_rank, ranks=fabric.world_size
         )
-        # The whole schedule at once: a Python number a step would be a copy to the device a step, or a recompilation.
+        # The whole schedule at once: a Python number a step would be a copy to the device a step.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
         held = None if self.held is None else self._held_out_batches(self.held, size, tuning)
         for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
@@ -154,11 +153,11 @@ class Loop:
         rank = self.fabric.global_rank
         order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
         seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
-        if self.compiled or self.recorded:
+        if self.recorded:  # a graph replays the global generator
             torch.manual_seed(seeds[1])
         return (
             torch.Generator().manual_seed(seeds[0]),
-            None if self.compiled or self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
+            None if self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
             torch.Generator().manual_seed(seeds[2]),
         )
 
@@ -177,13 +176,12 @@ class _Work:
 class _Step(nn.Module):
     """The loss of a step as one forward pass, which is what wrappers for several processes want."""
 
-    def __init__(self, model: VAE, compiled: bool):
+    def __init__(self, model: VAE):
         super().__init__()
         self.model = model
-        self.losses: Callable[..., Losses] = torch.compile(model.losses, dynamic=True) if compiled else model.losses
 
     def forward(self, work: _Work) -> Losses:
-        losses = self.losses(work.batch, work.beta, work.generator)
+        losses = self.model.losses(work.batch, work.beta, work.generator)
         if work.held_out is None:
             return losses
         tuning = self.model.held_out_loss(*work.held_out, work.generator)

@@ -4,8 +4,7 @@ r"""One recommender for every method: fit to a dataframe, recommend to users see
     model.recommend(users, k=20)  # user_id, item_id, score, rank [, uncertainty]
 
 Tables come back in the library they came in. A pair of user and item either is a like or is not: weights decide with
-``at_least`` which, and ``datetime`` is left aside. Nothing is drawn from the global random state, so the same seed gives the
-same model and the same recommendations.
+``at_least`` which, and ``datetime`` is left aside. Nothing is drawn from the global random state; the seed decides.
 """
 
 import warnings
@@ -61,7 +60,8 @@ class Recommender:
         validation: users held out to tell when to stop: a share, of at most 10,000 users, or a number; 0 for none, and
             then all epochs are trained. The last epochs are undone if an earlier one was better.
         patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
-        seed: draws weights, order, masks and the validation users.
+        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM in several
+            threads only to its tolerance.
         device: a GPU if there is one.
         progress: show a bar.
         settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,

@@ -71,7 +71,6 @@ def fit(
     validation_samples: int = 0,
     patience: int | None = None,
     held_out_every: int = 2,
-    compile: bool = False,
     precision: Any = None,
     progress: bool = True,
 ) -> History:
@@ -90,8 +89,6 @@ def fit(
         validation_samples: masks to average in validation; 0 runs the model once, without masks.
         patience: stop after so many validations without a better one; ``None`` never.
         held_out_every: with self-tuned rates, steps between those that see a batch of validation users.
-        compile: pass the loss through ``torch.compile``; it pays where launching kernels takes longer than they run.
-            Noise then comes from torch's global generator, which is seeded.
         precision: Fabric's; bf16-mixed on a GPU and 32-true elsewhere unless told.
         progress: show a bar.
     """
@@ -101,7 +98,7 @@ def fit(
     rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device)
     held = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
     _check(model, rows, held, s, validate_every, held_out_every)
-    run = Loop(model, rows, s, fabric, held=held, seed=seed, held_out_every=held_out_every, compiled=compile)
+    run = Loop(model, rows, s, fabric, held=held, seed=seed, held_out_every=held_out_every)
     history, best = History(), None
     identity = {"settings": {k: v for k, v in asdict(s).items() if k != "epochs"}, "seed": seed,
                 "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}}  # fmt: skip

@@ -203,9 +203,18 @@ class VAE(nn.Module):
 
     @torch.no_grad()
     def scores(
-        self, batch: Batch, samples: int = 1, generator: torch.Generator | None = None, *, known_users: bool = False
+        self,
+        batch: Batch,
+        samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        known_users: bool = False,
     ) -> Float[Tensor, "users items"]:
-        """Log probabilities of the items, averaged as probabilities over ``samples`` masks; 0 runs without masks."""
+        """Log probabilities of the items, averaged as probabilities over ``samples`` masks; 0 runs without masks.
+
+        The settings' number of masks unless told.
+        """
+        samples = self.settings.samples if samples is None else samples
         if samples < 0:
             raise DropoutError(f"samples: want 0 (no masks) or more, got {samples}")
         if samples == 0 or self.masks.logit is None:

@@ -100,22 +100,6 @@ def test_a_seed_gives_the_same_run_bit_for_bit_and_another_seed_another(
     assert any(not a.equal(b) for a, b in zip(weights(first).values(), weights(other).values(), strict=True))
 
 
-def test_a_compiled_run_draws_from_the_global_generator_and_is_reproduced_too(
-    train: csr_array, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[Any] = []
-
-    def compiling(function: Any, **options: Any) -> Any:
-        compiled.append(options)
-        return lambda batch, beta, generator: function(batch, beta) if generator is None else pytest.fail("a generator")
-
-    monkeypatch.setattr(torch, "compile", compiling)
-    settings = method("sivae-lbd", **SMALL | {"epochs": 1})
-    first, second = (run(settings, train, None, seed=3, compile=True)[0] for _ in range(2))
-    assert compiled == [{"dynamic": True}] * 2  # batches differ in entries: one graph must do for all
-    assert_same(weights(first), weights(second))
-
-
 class PullThePlug(Exception):
     pass
 
@@ -264,7 +248,7 @@ def test_held_out_users_move_the_rates_and_only_the_rates(train: csr_array, vali
     for pair in (None, work.held_out):
         model.zero_grad()
         work.held_out, work.generator = pair, torch.Generator().manual_seed(0)
-        loop._Step(model, False)(work).total.backward()
+        loop._Step(model)(work).total.backward()
         grads.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
     for name, without in grads[0].items():
         with_pair = grads[1][name]
