@@ -18,6 +18,7 @@ import torch
 from lbdrop.demo import one_thread
 from lbdrop.recommend.evaluate import Report, evaluate
 from lbdrop.recommend.interactions import Interactions
+from lbdrop.recommend.linear import LINEAR
 from lbdrop.recommend.model import Recommender
 from lbdrop.recommend.protocol import HeldOut, fold_in
 from lbdrop.recommend.shop import Shop, generate_shop
@@ -30,7 +31,7 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "EASE": {"method": "ease"},
     "no dropout": {"dropout": "none"},
     "fixed dropout 0.5": {"dropout": "fixed"},
-    LEARNED: {"dropout": "learned"},
+    LEARNED: {"method": "sivae-lbd"},  # a rate for every item, to be looked at; the default learns one
 }
 """The arguments of each :class:`Recommender`."""
 
@@ -69,7 +70,7 @@ def run(settings: ShopSettings, tick: Tick | None = None) -> dict[str, Any]:
         if tick:
             tick(name)
         started = time.perf_counter()
-        trained: dict[str, Any] = {"epochs": settings.epochs} if "dropout" in arguments else {}
+        trained: dict[str, Any] = {} if arguments.get("method") in LINEAR else {"epochs": settings.epochs}
         model = Recommender(**arguments, **trained, progress=False).fit(known)
         reports[name] = model.evaluate(test)
         entries.append(_entry(name, model, reports[name], time.perf_counter() - started))

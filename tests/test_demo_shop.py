@@ -75,7 +75,7 @@ def test_rates_are_those_of_the_learned_model_item_by_item(result: dict[str, Any
     shop = generate_shop(settings.users, settings.items, settings.seed)
     order = np.random.default_rng(settings.seed).permutation(settings.users)
     known = shop.interactions.filter(shop.interactions["user_id"].is_in(order[settings.held_out :].tolist()))
-    model = Recommender(dropout="learned", epochs=settings.epochs, progress=False).fit(known)
+    model = Recommender(method="sivae-lbd", epochs=settings.epochs, progress=False).fit(known)
     assert [each["rate"] for each in result["rates"]] == pytest.approx(model.rates()["rate"].to_list(), abs=1e-4)
     assert [each["likes"] for each in result["rates"]] == model.rates()["likes"].to_list()
 

@@ -18,7 +18,7 @@ from lbdrop.recommend.settings import method as named
 
 __all__ = ["BY_DROPOUT", "Choice", "checked_settings", "choose", "names", "to_size"]
 
-BY_DROPOUT = {"learned": "sivae-lbd", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
+BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
               "gaussian": "sivae-gaussian"}  # fmt: skip
 """The method that a kind of dropout stands for."""
 

@@ -136,6 +136,8 @@ class EASE(_ItemItem):
 class SLIM(_ItemItem):
     """Sparse non-negative item-item regression, by irspack's coordinate descent in C++.
 
+    With several threads irspack repeats a fit to about 3e-4 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
+
     Args:
         alpha: strength of the elastic net; irspack multiplies it by the number of users.
         l1_ratio: the share of it that is L1.

@@ -197,7 +197,7 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DropoutError(f"{folder}: want a saved recommender, got no {name} there; see Recommender.save") from error
-    except (OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, SafetensorError,
+    except (OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, SafetensorError,
             pl.exceptions.PolarsError) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DropoutError(f"{folder / name}: cannot be read ({reason}); save the model again") from error

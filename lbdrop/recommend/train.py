@@ -116,6 +116,7 @@ def fit(
                 if entry["validation"] is not None and entry["validation"][MEASURE] > history.best_measure:
                     history.best = number
                     best = {name: value.detach().clone() for name, value in model.state_dict().items()}
+                advance(history, number, 1.0)
                 history.stopped = patience is not None and _waited(history) >= patience
                 due = number % checkpoint_every == 0 or number == s.epochs or history.stopped
                 if checkpoints is not None and due and fabric.is_global_zero:

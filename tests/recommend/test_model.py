@@ -23,7 +23,8 @@ from lbdrop.recommend.shop import generate_shop
 
 NETWORK: dict[str, Any] = {"hidden": 24, "latent": 8, "batch": 20, "lr": 0.01, "epochs": 8, "validation": 20}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "learned": {"dropout": "learned", **NETWORK},
+    "learned": {"method": "sivae-lbd", **NETWORK},
+    "default": {"dropout": "learned", **NETWORK | {"layers": 2, "epochs": 40}},
     "fixed": {"dropout": "fixed", **NETWORK},
     "recvae": {"method": "recvae", **NETWORK | {"layers": 2}},
     "ease": {"method": "ease", "regularisation": 10.0},
@@ -527,7 +528,7 @@ def renamed(folder: Path) -> None:
         (lambda f: edit(f, lambda h: h.update(items=7)), "36 items where model.json says 7"),
         (lambda f: edit(f, lambda h: h["settings"].update(hidden="x")), "model.json: hidden: want a whole number"),
         (lambda f: edit(f, lambda h: h["settings"].update(hidden=48)), "want .* of shape .*48"),
-        (lambda f: edit(f, lambda h: h["settings"].update(hidden=10**12)), "want .* of shape .*1000000000000"),
+        (lambda f: edit(f, lambda h: h["settings"].update(hidden=10**12)), "want .* of shape .*1000000000000|overflowed"),
         (lambda f: edit(f, lambda h: h["settings"].update(dropout="all")), "dropout: want one of none"),
         (lambda f: edit(f, lambda h: h["settings"].update(magic=1)), "model.json: settings: no magic"),
         (lambda f: edit(f, lambda h: h["history"].update(magic=1)), "model.json: .*magic"),

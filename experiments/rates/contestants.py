@@ -1,0 +1,154 @@
+"""Who competes: fixed rates, the rivals, and learned rates under every rule for learning them.
+
+Each contestant is the same network with other dropouts, or the same dropouts under another rule. Learned rates start at .3
+unless their name says otherwise. What follows held-out data follows the validation examples that the grid is chosen on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import lbdrop
+from experiments.rates.one_step import OneStep
+from experiments.rates.tasks import Data, Pair, Task
+from lbdrop import Bound, Objective, SelfTuning
+from lbdrop.convert import Per, Scheme
+from lbdrop.errors import DropoutError
+from lbdrop.priors import bernoulli_kl
+from lbdrop.rules import Evaluation
+
+__all__ = ["CONTESTANTS", "GRID", "Batches", "Contestant", "MaskPrior", "chosen"]
+
+GRID = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+START = 0.3
+RATE_LR = 0.01
+Rules = Literal["plain", "loss", "kl", "prior", "one-step", "self-tuning"]
+LossOf = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """What one line of a task's table does differently."""
+
+    name: str
+    label: str
+    scheme: Scheme | None
+    """The dropouts in place of the network's; ``None`` trains it as it is, at rate 0."""
+    rule: Rules = "plain"
+    per: Per = "layer"
+    start: float = START
+    """The fixed rate, or the one a learned rate starts from."""
+    estimator: str = "double-cv-4"
+    only_with_starts: bool = False
+    """Runs on the tasks that compare starts alone."""
+
+    @property
+    def fixed(self) -> bool:
+        return self.scheme in (None, "mc")
+
+    @property
+    def rate(self) -> float:
+        """The rate of a fixed contestant."""
+        return self.start if self.scheme else 0.0
+
+    def model(self, task: Task, data: Data) -> nn.Module:
+        """The task's network, converted; the same weights for every contestant of a seed."""
+        network = task.network(data, self.rate)
+        if self.scheme is None:
+            return network
+        example = data.train[0][:2] if self.per == "unit" else None
+        with torch.random.fork_rng():
+            return lbdrop.convert(
+                network, scheme=self.scheme, rate=self.start, per=self.per, example=example, verbose=False
+            )
+
+    def objective(self, model: nn.Module, data: Data, batch: int, generator: torch.Generator) -> LossOf:
+        """What is called as ``objective(losses, *batch)`` in every step. Made before the optimiser."""
+        examples = len(data.train[0])
+        if self.rule == "plain":
+            return lambda losses, *batch: losses(model, *batch).mean()
+        if self.rule in ("one-step", "self-tuning"):
+            held_out = Batches(data.validation, batch, generator)
+            if self.rule == "one-step":
+                return OneStep(model, held_out)
+            return Objective(model, SelfTuning(model, held_out))
+        rule: Any = MaskPrior() if self.rule == "prior" else Bound(model, examples, weight=float(self.rule == "kl"))
+        return Objective(model, rule, estimator=self.estimator)
+
+
+class MaskPrior:
+    """A Bernoulli prior on the masks of every example: the loss plus KL(Ber(keep) ‖ Ber(½)), summed over units.
+
+    Each example's masks are latent variables of its own, so unlike a prior on weights this one is not divided by the number
+    of examples: the more units a layer has, the closer it is held to one half.
+    """
+
+    def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
+        expected = evaluation.losses().mean()
+        costs = [
+            bernoulli_kl(layer.logit).sum() * (1 if layer.units else layer.width or 1)
+            for layer in evaluation.layers.values()
+        ]
+        return expected + torch.stack(costs).sum()
+
+
+class Batches:
+    """Examples in batches, in a new order every time they are gone through; a last one that is short is left out."""
+
+    def __init__(self, examples: Pair, size: int, generator: torch.Generator):
+        self.examples, self.size, self.generator = examples, min(size, len(examples[0])), generator
+
+    def __len__(self) -> int:
+        return len(self.examples[0]) // self.size
+
+    def __iter__(self) -> Iterator[Pair]:
+        order = torch.randperm(len(self.examples[0]), generator=self.generator)
+        for rows in order.split(self.size)[: len(self)]:
+            yield self.examples[0][rows], self.examples[1][rows]
+
+
+def _all() -> Iterable[Contestant]:
+    yield Contestant("none", "no dropout", None)
+    for rate in GRID:
+        yield Contestant(f"fixed-{rate:g}", f"fixed {rate:g}", "mc", start=rate)
+    yield Contestant("concrete", "Concrete, per layer", "concrete", "kl")
+    yield Contestant("gaussian", "Gaussian, per layer", "gaussian", "kl")
+    rules: dict[Rules, str] = {
+        "loss": "training loss alone",
+        "kl": "the paper's KL",
+        "prior": "Bernoulli prior on masks",
+        "one-step": "held-out, one step ahead",
+    }
+    for rule, label in rules.items():
+        yield Contestant(f"{rule}-layer", f"{label}, per layer", "learned", rule)
+        yield Contestant(f"{rule}-unit", f"{label}, per unit", "learned", rule, per="unit")
+    yield Contestant("kl-layer-arm", "the paper's KL by ARM, per layer", "learned", "kl", estimator="arm")
+    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning")
+    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model")
+    for start in (0.05, 0.7):
+        yield Contestant(
+            f"tuned-layer-{start:g}", f"self-tuning, per layer, from {start:g}", "learned", "self-tuning", start=start,
+            only_with_starts=True,
+        )  # fmt: skip
+
+
+CONTESTANTS: dict[str, Contestant] = {each.name: each for each in _all()}
+
+
+def chosen(name: str, task: Task) -> list[Contestant]:
+    """A contestant, several with commas, ``grid`` for the fixed rates, or ``all``."""
+    if name == "all":
+        return [each for each in CONTESTANTS.values() if task.starts or not each.only_with_starts]
+    found = []
+    for each in (part.strip() for part in name.split(",")):
+        if each == "grid":
+            found += [one for one in CONTESTANTS.values() if one.fixed]
+        elif each in CONTESTANTS:
+            found.append(CONTESTANTS[each])
+        else:
+            raise DropoutError(f"contestant: want all, grid or among {', '.join(CONTESTANTS)}, got {each!r}")
+    return found

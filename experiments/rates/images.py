@@ -1,0 +1,103 @@
+"""Digits and Fashion-MNIST, and the two networks that read them."""
+
+import gzip
+import struct
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+
+__all__ = ["cnn", "digits", "fashion", "mlp"]
+
+Images = Float[Tensor, "examples height width"]
+Classes = Int[Tensor, "examples"]
+Pair = tuple[Tensor, Tensor]
+
+# The names of the official files, as the authors and Debian's package dataset-fashion-mnist have them.
+IDX = {
+    "train_x": "train-images-idx3-ubyte.gz", "train_y": "train-labels-idx1-ubyte.gz",
+    "test_x": "t10k-images-idx3-ubyte.gz", "test_y": "t10k-labels-idx1-ubyte.gz",
+}  # fmt: skip
+PLACES = ("fashion-mnist", "/usr/share/datasets/fashion-mnist", "/usr/share/dataset-fashion-mnist")
+
+
+def digits(folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
+    """scikit-learn's 1,797 digits of 8 × 8: 600 to train on, 200 for validation, the rest for test."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.from_numpy(np.asarray(found["images"], dtype=np.float32)) / 16
+    y = torch.from_numpy(np.asarray(found["target"])).long()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, validation, test = order[:600], order[600:800], order[800:]
+    return (x[train], y[train]), (x[validation], y[validation]), (x[test], y[test]), 1.0
+
+
+def fashion(size: int, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
+    """``size`` training images drawn by the seed, a third as many for validation, at most 10,000; all test images."""
+    x, y, test_x, test_y = _fashion(folder)
+    held_out = min(size // 3, 10_000)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, validation = order[: min(size, len(x) - held_out)], order[len(x) - held_out :]
+    return (x[train], y[train]), (x[validation], y[validation]), (test_x, test_y), 1.0
+
+
+@lru_cache(maxsize=1)
+def _fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    parts = _read(folder)
+    x, test_x = (torch.from_numpy(parts[name]).float() / 255 for name in ("train_x", "test_x"))
+    y, test_y = (torch.from_numpy(parts[name]).long() for name in ("train_y", "test_y"))
+    return x, y, test_x, test_y
+
+
+def _read(folder: Path) -> dict[str, np.ndarray]:
+    packed = folder / "fashion-mnist.npz"
+    if packed.exists():
+        with np.load(packed) as found:
+            return {name: found[name] for name in IDX}
+    for place in (folder / PLACES[0], *map(Path, PLACES[1:])):
+        if all((place / name).exists() for name in IDX.values()):
+            return {name: _idx(place / file) for name, file in IDX.items()}
+    raise DropoutError(
+        f"Fashion-MNIST: want {packed} (train_x, train_y, test_x, test_y) or the four official .gz files in"
+        f" {folder / PLACES[0]}, got neither; they are at github.com/zalandoresearch/fashion-mnist and in Debian's"
+        " dataset-fashion-mnist"
+    )
+
+
+def _idx(path: Path) -> np.ndarray:
+    """The format of the MNIST files: a magic number whose last byte counts the axes, their sizes, then bytes."""
+    raw = gzip.decompress(path.read_bytes())
+    (magic,) = struct.unpack(">I", raw[:4])
+    axes = magic & 0xFF
+    if magic >> 8 != 0x08:
+        raise DropoutError(f"{path}: want an idx file of bytes, got magic number {magic:#x}; download it again")
+    sizes = struct.unpack(f">{axes}I", raw[4 : 4 + 4 * axes])
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(sizes).copy()
+
+
+def mlp(x: Images, rate: float, width: int = 256) -> nn.Sequential:
+    """Dropout on the inputs and behind both hidden layers."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Dropout(rate),
+        nn.Linear(x[0].numel(), width), nn.ReLU(), nn.Dropout(rate),
+        nn.Linear(width, width), nn.ReLU(), nn.Dropout(rate),
+        nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def cnn(x: Images, rate: float) -> nn.Sequential:
+    """Two convolutions with dropped channels behind them, and a hidden layer with dropped units."""
+    side = x.shape[-1] // 4
+    return nn.Sequential(
+        nn.Unflatten(1, (1, x.shape[1])),
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(rate),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(rate),
+        nn.Flatten(), nn.Linear(32 * side * side, 128), nn.ReLU(), nn.Dropout(rate),
+        nn.Linear(128, 10),
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""One run: one task, one contestant, one seed, one record. Records of a task live in one JSON, written after every run."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lbdrop
+from experiments.rates.contestants import RATE_LR, Batches, Contestant
+from experiments.rates.one_step import OneStep
+from experiments.rates.tasks import DATA, Pair, Task
+from lbdrop.dropout import NoiseLayer
+from lbdrop.errors import DropoutError
+from lbdrop.records import provenance, write_json
+
+__all__ = ["RESULTS", "kept", "read", "run", "write"]
+
+RESULTS = Path(__file__).parent / "results"
+MASKS = 20
+POINTS = 20
+"""How many times rates are noted in the course of a run."""
+
+
+def run(
+    task: Task, contestant: Contestant, seed: int, *, folder: Path = DATA, epochs: int | None = None
+) -> dict[str, Any]:
+    """Train one network and measure it; a seed has the same data, weights and batches for every contestant."""
+    data = task.data(folder, seed)
+    torch.manual_seed(seed)
+    model = contestant.model(task, data)
+    batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
+    objective = contestant.objective(model, data, task.batch, torch.Generator().manual_seed(seed + 1))
+    epochs = epochs or task.epochs
+    optimizer, schedule = _optimizer(model, task.lr, steps=epochs * len(batches))
+    if isinstance(objective, OneStep):
+        objective.follow(optimizer)
+    every = max(1, math.ceil(epochs / POINTS))
+    history = [{"epoch": 0, "rates": _means(model)}]
+    wall, cpu = time.perf_counter(), time.process_time()
+    model.train()
+    for epoch in range(1, epochs + 1):
+        for batch in batches:
+            loss = objective(task.losses, *batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        if epoch % every == 0 or epoch == epochs:
+            history.append({"epoch": epoch, "rates": _means(model)})
+    seconds = {"train": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    model.eval()
+    found = {part: _measures(task, model, pair, data.unit, seed)
+             for part, pair in (("validation", data.validation), ("test", data.test))}  # fmt: skip
+    return {
+        "task": task.name,
+        "contestant": contestant.name,
+        "label": contestant.label,
+        "seed": seed,
+        "settings": asdict(contestant)
+        | {"epochs": epochs, "batch": task.batch, "lr": task.lr, "rate_lr": RATE_LR, "schedule": "cosine to 0"},
+        "examples": {"train": len(data.train[0]), "validation": len(data.validation[0]), "test": len(data.test[0])},
+        **found,
+        "rates": _rates(model),
+        "history": history,
+        "seconds": seconds,
+        "provenance": provenance(),
+    }
+
+
+def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:
+    groups: Any = (
+        lbdrop.parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
+    )
+    optimizer = torch.optim.Adam(groups, lr=lr)
+    # Rates slow down with the weights, as they do for anyone who puts a scheduler on the optimiser.
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) -> dict[str, dict[str, float]]:
+    """Without masks, and with 20 of them; without dropout both are the same."""
+    parts: dict[str, list[Tensor]] = {"deterministic": [], "masks": []}
+    generator = torch.Generator().manual_seed(seed)
+    for x in pair[0].split(1_000):
+        with torch.no_grad():
+            outputs = model(x)
+        once = outputs if task.kind == "regression" else outputs.softmax(-1)
+        parts["deterministic"].append(once[None])
+        if _layers(model):
+            predicted = lbdrop.predict(
+                model, x, MASKS, kind=task.predicts, class_dim=task.class_dim, progress=False, generator=generator
+            )
+            assert predicted.samples is not None
+            # Of classes only the mean counts; a regression's samples are a mixture.
+            parts["masks"].append(predicted.samples if task.kind == "regression" else predicted.mean[None])
+    parts["masks"] = parts["masks"] or parts["deterministic"]
+    found = {how: task.measures(torch.cat(each, 1), pair[1], model, unit) for how, each in parts.items()}
+    if not all(math.isfinite(value) for each in found.values() for value in each.values()):
+        raise DropoutError(
+            f"{task.name}: want finite measures, got {found}; the run has diverged, lower its learning rate"
+        )
+    return found
+
+
+def _layers(model: nn.Module) -> dict[str, NoiseLayer]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, NoiseLayer)}
+
+
+def _means(model: nn.Module) -> dict[str, float]:
+    return {name: round(layer.p, 4) for name, layer in _layers(model).items()}
+
+
+def _rates(model: nn.Module) -> dict[str, dict[str, float]]:
+    return {
+        name: {"mean": layer.p, "min": float(layer.rate.min()), "max": float(layer.rate.max())}
+        for name, layer in _layers(model).items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of one task; none if there is no file yet."""
+    if not path.exists():
+        return []
+    try:
+        return json.loads(path.read_text())["records"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DropoutError(
+            f"{path}: want the records of a task, got {error}; move the file away to start anew"
+        ) from error
+
+
+def kept(records: Sequence[dict[str, Any]], contestant: str, seed: int) -> bool:
+    """Whether this run is there already."""
+    return any(record["contestant"] == contestant and record["seed"] == seed for record in records)
+
+
+def write(path: Path, task: Task, records: Sequence[dict[str, Any]]) -> None:
+    """All records of a task in one file, replaced as a whole."""
+    ordered = sorted(records, key=lambda record: (record["seed"], record["contestant"]))
+    write_json(path, {"experiment": "rates", "task": task.name, "kind": task.kind, "records": ordered})

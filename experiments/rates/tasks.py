@@ -1,0 +1,137 @@
+"""The tasks: data, a plain network with ``nn.Dropout`` where dropouts go, and one budget that every contestant gets.
+
+A network is written as anyone would write it, and converted by the harness; it knows nothing of learned rates. Validation
+examples serve the grid, which is chosen on them, and the rules that follow held-out data: nobody sees more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from experiments.rates import images, text, uci
+from lbdrop.errors import DropoutError
+from lbdrop.metrics.regression import mixture_nll, rmse
+from lbdrop.predict import Kind
+
+__all__ = ["SMALL", "TASKS", "Data", "Pair", "Task", "chosen"]
+
+Pair = tuple[Tensor, Tensor]
+DATA = Path("data")
+
+
+class Data(NamedTuple):
+    """Inputs and targets of three parts that share no example."""
+
+    train: Pair
+    validation: Pair
+    test: Pair
+    unit: float = 1.0
+    """What one standardised target is worth in the data's own units; 1 for classes."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table. Adam, cosine to zero over all parameter groups, last epoch, no weight decay."""
+
+    name: str
+    kind: Literal["classification", "regression", "language"]
+    load: Callable[[Path, int], tuple[Pair, Pair, Pair, float]]
+    network: Callable[[Data, float], nn.Module]
+    """A plain network for these data, every dropout of it at this rate."""
+    epochs: int
+    batch: int
+    lr: float = 1e-3
+    starts: bool = False
+    """Whether self-tuning also runs from rates far below and far above."""
+
+    def data(self, folder: Path, seed: int) -> Data:
+        return Data(*self.load(folder, seed))
+
+    @property
+    def predicts(self) -> Kind:
+        """What :func:`lbdrop.predict` has to make of the outputs."""
+        return "regression" if self.kind == "regression" else "classification"
+
+    @property
+    def class_dim(self) -> int:
+        return 2 if self.kind == "language" else 1
+
+    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
+        """The negative log likelihood of each example; for text, the mean over its characters."""
+        if self.kind == "regression":
+            mean, log_variance = model(x)[:, 0], getattr(model, "log_variance")  # noqa: B009
+            return 0.5 * ((y - mean) ** 2 * torch.exp(-log_variance) + log_variance + uci.LOG_TAU)
+        if self.kind == "language":
+            return F.cross_entropy(model(x).transpose(1, 2), y, reduction="none").mean(1)
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    def measures(
+        self, samples: Float[Tensor, "samples batch *outputs"], y: Tensor, model: nn.Module, unit: float
+    ) -> dict[str, float]:
+        """NLL in nats, and accuracy or RMSE, of the mixture of samples: class probabilities, or means in regression."""
+        if self.kind == "regression":
+            noise = float(torch.exp(getattr(model, "log_variance").detach()))  # noqa: B009
+            means, spread = samples[..., 0] * unit, noise * unit**2
+            return {
+                "nll": float(mixture_nll(means, y * unit, spread)),
+                "rmse": float(rmse(means.mean(0), y * unit)),
+            }
+        probabilities = samples.mean(0)
+        picked = probabilities.gather(-1, y[..., None])[..., 0]
+        # The mean of a few samples may round to 0 where a class is all but excluded.
+        nll = -picked.clamp(min=torch.finfo(picked.dtype).tiny).log().mean()
+        return {"nll": float(nll), "accuracy": float((probabilities.argmax(-1) == y).float().mean())}
+
+
+def _fashion(size: int, kind: str) -> Task:
+    # About 3,000 steps whatever the size: long enough that without dropout each of them over-fits.
+    epochs = {1_000: 300, 3_000: 100, 10_000: 30, 60_000: 12}[size]
+    network = images.mlp if kind == "mlp" else images.cnn
+    return Task(
+        f"fashion-{size}-{kind}", "classification", partial(images.fashion, size),
+        lambda data, rate: network(data.train[0], rate), epochs, batch=100, starts=size == 3_000,
+    )  # fmt: skip
+
+
+def _regression(name: str) -> Task:
+    steps, batch = (20_000, 256) if name in uci.LARGE else (4_000, 32)
+    return Task(
+        f"uci-{name}", "regression", partial(uci.load, name),
+        lambda data, rate: uci.Regressor(data.train[0].shape[1], uci.hidden(name), rate),
+        max(10, steps * batch // uci.SIZES[name]), batch,
+    )  # fmt: skip
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "digits", "classification", images.digits, lambda data, rate: images.mlp(data.train[0], rate),
+            epochs=150, batch=50, starts=True,
+        ),
+        *(_fashion(size, kind) for kind in ("mlp", "cnn") for size in (1_000, 3_000, 10_000, 60_000)),
+        *(_regression(name) for name in uci.SIZES),
+        Task(
+            "text", "language", text.load, lambda data, rate: text.Characters(text.vocabulary(), rate), epochs=30, batch=32
+        ),
+    )
+}  # fmt: skip
+SMALL = ("digits", "fashion-1000-mlp", "fashion-3000-mlp", "uci-yacht", "uci-boston", "uci-energy", "uci-concrete")
+
+
+def chosen(name: str) -> list[Task]:
+    """A task, several with commas, or ``all-small``."""
+    names: Sequence[str] = SMALL if name == "all-small" else [each.strip() for each in name.split(",")]
+    unknown = [each for each in names if each not in TASKS]
+    if unknown:
+        elsewhere = ("; CIFAR-10 has its own: lbdrop reproduce cifar10, and so have the recommenders:"
+                     " lbdrop reproduce ml-1m")  # fmt: skip
+        raise DropoutError(f"task: want all-small or among {', '.join(TASKS)}, got {unknown}{elsewhere}")
+    return [TASKS[each] for each in names]
