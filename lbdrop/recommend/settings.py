@@ -140,6 +140,10 @@ class Settings:
             given |= {"gamma": self.gamma is not None, "log_variance_range": self.log_variance_range is not None}
             if wrong := [name for name, is_given in given.items() if is_given]:
                 raise DropoutError(f"{wrong[0]}: want variational=True, got False; a DAE has no posterior and no KL")
+        if not self.variational and self.encoder != "direct":
+            raise DropoutError(
+                f"variational=False: want encoder='direct', got {self.encoder!r}; a DAE's hidden layer is its code"
+            )
         if self.variational and self.encoder == "direct":
             raise DropoutError(
                 "encoder='direct': want variational=False; a posterior needs a hidden layer to come from"
@@ -170,14 +174,16 @@ VAE_DROP = Settings()
 VAE_PLAIN = replace(VAE_DROP, method="vae", dropout="none")
 IAF = {"flows": 4}
 VAMP = {"prior": "vamp", "log_variance_range": (-12.0, 4.0)}
-LEARNED = {"dropout": "learned", "normalise": "after", "extra_masks": 2, "samples": 10}
-# No extra masks, so that the Gaussian's KL is exact; a row without a mask is then as long as those that were trained on.
-EXACT = {"extra_masks": 0, "normalise": "before"}
+# Rows are normalised before the mask: after it, a row without a mask is one that the network has never seen (LOG.md).
+LEARNED = {"dropout": "learned", "extra_masks": 2, "samples": 10}
+# No extra masks, so that the Gaussian's KL is exact.
+EXACT = {"extra_masks": 0}
 CONCRETE = {"dropout": "concrete"}
-GAUSSIAN = {"dropout": "gaussian", "normalise": "before"}
+# From .5 it could not leave: that is the largest variance allowed, and the KL pushes against it.
+GAUSSIAN = {"dropout": "gaussian", "rate": 0.3}
 GATED = {"encoder": "gated", "decoder": "gated", "levels": 2, **VAMP}
 DENSE = {"encoder": "dense", "layers": 5, "decoder": "linear", "activation": "swish", "gamma": 0.005, "lr": 5e-4}
-TUNED = {"dropout": "learned", "normalise": "after", "rule": "self-tuning"}
+TUNED = {"dropout": "learned", "rule": "self-tuning"}
 
 
 def _named(*rows: Settings) -> dict[str, Settings]:
@@ -197,7 +203,7 @@ METHODS: dict[str, Settings] = _named(
     replace(VAE_DROP, method="sivae-lbd-dense", mask_kl=1.0, **(LEARNED | DENSE | EXACT)),
     replace(VAE_DROP, method="sivae-lbd-gated", mask_kl=1.0, **(LEARNED | GATED)),
     replace(VAE_DROP, method="sivae-lbd-tuned", **TUNED),
-    replace(VAE_DROP, method="sivae-lbd-dense-tuned", **(TUNED | DENSE | {"normalise": "before"})),
+    replace(VAE_DROP, method="sivae-lbd-dense-tuned", **(TUNED | DENSE)),
     replace(VAE_DROP, method="sivae-lbd-gated-tuned", **(TUNED | GATED)),
     replace(VAE_DROP, method="sivae-concrete", per="item", mask_kl=4.0, **(LEARNED | CONCRETE)),
     replace(VAE_DROP, method="sivae-gaussian", per="item", mask_kl=1.0, **(LEARNED | GAUSSIAN)),

@@ -100,6 +100,8 @@ class VAE(nn.Module):
             return self._bound(values, batch, noise, offsets, density)
 
         estimated = s.dropout == "learned" and s.rule == "bound" and rates and self.dropping
+        if logits is not None and not rates:
+            logits = logits.detach()  # the scale of a mask alone would be half of a gradient
         masks = None
         if logits is not None and estimated:
             keep = torch.sigmoid(logits.detach())

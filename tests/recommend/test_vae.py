@@ -136,7 +136,7 @@ def test_both_passes_train_the_weights_and_the_rates_stay_right(monkeypatch) -> 
 
 
 def test_mixture_over_many_masks_approaches_the_enumerated_density() -> None:
-    model = perturbed(small("sivae-lbd", extra_masks=4000))
+    model = perturbed(small("sivae-lbd", extra_masks=4000, normalise="after"))
     batch, row = batch_of(TWO_USERS[:1]), torch.tensor(TWO_USERS[0], dtype=torch.float64)
     keep = model.keep
     seen = {}
