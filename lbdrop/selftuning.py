@@ -29,6 +29,9 @@ from lbdrop.rules import Evaluation
 
 __all__ = ["SelfTuning"]
 
+# After so many looks at held-out data an optimiser that has the parameters has moved them.
+PATIENCE = 50
+
 
 class SelfTuning:
     """Rates from held-out data, as one of :mod:`lbdrop.rules`. Made before the optimiser: it adds the responses' parameters.
@@ -65,7 +68,8 @@ class SelfTuning:
             raise DropoutError("self-tuning: want a model with learned dropouts; call lbdrop.convert(model) first")
         self._batches = self._again_and_again()
         self._first: Any = None
-        self.steps = 0
+        self.steps = self.looks = 0
+        self.start = [logit.detach().clone() for logit in self.logits]
         self.last_held_out: Tensor | None = None
         self._answer(example)
 
@@ -79,6 +83,9 @@ class SelfTuning:
         if not torch.is_grad_enabled() or self.steps % self.every:
             return expected
         slopes = self.slopes(evaluation)
+        self.looks += 1
+        if self.looks == PATIENCE:
+            self._check_alive(slopes)
         # Of value 0, and of the gradient that the held-out loss has: one backward() serves weights and rates.
         for logit, slope in zip(self.logits, slopes, strict=True):
             expected = expected + ((logit - logit.detach()) * slope).sum()
@@ -99,6 +106,21 @@ class SelfTuning:
         self.last_held_out = held_out.detach()
         slopes = torch.autograd.grad(held_out, self.logits, allow_unused=True)
         return tuple(torch.zeros_like(a) if s is None else s.detach() for a, s in zip(self.logits, slopes, strict=True))
+
+    def _check_alive(self, slopes: tuple[Tensor, ...]) -> None:
+        """An error where nothing learns: the one look at the device that this takes is spent once."""
+        responses = [layer.response for layer in self.layers.values() if layer.response is not None]
+        if not any(bool(p.any()) for response in responses for p in response.parameters()):
+            raise DropoutError(
+                f"self-tuning: want responses that learn, got all of them at 0 after {PATIENCE} looks; make the optimiser"
+                " after the objective, which adds their parameters, or add them: lbdrop.parameter_groups(model)"
+            )
+        still = [bool((a.detach() == b.to(a.device)).all()) for a, b in zip(self.logits, self.start, strict=True)]
+        if all(still) and any(bool(slope.any()) for slope in slopes):
+            raise DropoutError(
+                f"self-tuning: want rates that learn, got all of them where they began after {PATIENCE} looks; give the"
+                " optimiser their logits: lbdrop.parameter_groups(model)"
+            )
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""

@@ -230,6 +230,19 @@ def test_a_loss_without_its_batch_is_refused() -> None:
         objective(lambda m: crossed(m, x, y))
 
 
+@pytest.mark.parametrize("forgotten", ["response", "logit"])
+def test_parameters_that_no_optimiser_has_are_an_error_not_silence(forgotten: str) -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    kept = [p for name, p in model.named_parameters() if forgotten not in name]
+    optimizer = torch.optim.Adam(kept, lr=0.01)
+    with pytest.raises(DropoutError, match="parameter_groups"):
+        for _ in range(60):
+            optimizer.zero_grad()
+            objective(crossed, x, y).backward()
+            optimizer.step()
+
+
 def test_held_out_data_that_runs_out_is_refused() -> None:
     model, x, y = small()
     objective = Objective(model, SelfTuning(model, (pair for pair in [(x, y)]), every=1))

@@ -96,6 +96,9 @@ class OneStep:
         c = along / size if size else 0.0
         return {name: p * (g - c * m) for name, (g, m, p) in found.items()}
 
+    def __repr__(self) -> str:
+        return f"OneStep({len(self.logits)} rates, every={self.every})"
+
     def _again_and_again(self) -> Iterator[tuple[Tensor, ...]]:
         while True:
             yield from self.held_out

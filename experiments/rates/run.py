@@ -19,7 +19,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, write_json
 
-__all__ = ["RESULTS", "kept", "read", "run", "write"]
+__all__ = ["RESULTS", "kept", "read", "run", "settings", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
@@ -62,8 +62,8 @@ def run(
         "contestant": contestant.name,
         "label": contestant.label,
         "seed": seed,
-        "settings": asdict(contestant)
-        | {"epochs": epochs, "batch": task.batch, "lr": task.lr, "rate_lr": RATE_LR, "schedule": "cosine to 0"},
+        "settings": settings(task, contestant, epochs),
+        "objective": repr(objective) if contestant.rule != "plain" else "the loss under one mask",
         "examples": {"train": len(data.train[0]), "validation": len(data.validation[0]), "test": len(data.test[0])},
         **found,
         "rates": _rates(model),
@@ -71,6 +71,12 @@ def run(
         "seconds": seconds,
         "provenance": provenance(),
     }
+
+
+def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:
+    """All that decides a run's numbers beside its seed and the code."""
+    budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
+    return asdict(contestant) | budget | {"rate_lr": RATE_LR}
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:
@@ -137,12 +143,20 @@ def read(path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def kept(records: Sequence[dict[str, Any]], contestant: str, seed: int) -> bool:
-    """Whether this run is there already."""
-    return any(record["contestant"] == contestant and record["seed"] == seed for record in records)
+def kept(
+    records: Sequence[dict[str, Any]], task: Task, contestant: Contestant, seed: int, epochs: int | None = None
+) -> bool:
+    """Whether this run is there already, with the settings that it would have now."""
+    wanted = settings(task, contestant, epochs)
+    return any(
+        record["contestant"] == contestant.name and record["seed"] == seed and record["settings"] == wanted
+        for record in records
+    )
 
 
-def write(path: Path, task: Task, records: Sequence[dict[str, Any]]) -> None:
-    """All records of a task in one file, replaced as a whole."""
-    ordered = sorted(records, key=lambda record: (record["seed"], record["contestant"]))
-    write_json(path, {"experiment": "rates", "task": task.name, "kind": task.kind, "records": ordered})
+def write(path: Path, task: Task, record: dict[str, Any]) -> None:
+    """Add a record to its task's file, in place of an older one of the same run; the file is replaced as a whole."""
+    this = record["contestant"], record["seed"]
+    others = [each for each in read(path) if (each["contestant"], each["seed"]) != this]
+    records = sorted([*others, record], key=lambda each: (each["seed"], each["contestant"]))
+    write_json(path, {"experiment": "rates", "task": task.name, "kind": task.kind, "records": records})

@@ -1,0 +1,221 @@
+"""From records to verdicts: each contestant against the fixed rate that validation chooses, paired over seeds.
+
+One seed is one grid search: no dropout and six rates are trained, validation NLL picks one, and its test NLL is what a learned
+run of that seed has to match. The oracle is the fixed rate with the best mean test NLL, which nobody can choose.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from experiments.rates import figure
+from experiments.rates.contestants import CONTESTANTS, GRID
+from experiments.rates.run import read
+from experiments.rates.tasks import TASKS
+from lbdrop.records import write_json
+
+__all__ = ["FIXED", "chosen", "paired", "save", "summarise", "summary"]
+
+Record = Mapping[str, Any]
+By = dict[str, dict[int, Record]]
+FIXED = ("none", *(f"fixed-{rate:g}" for rate in GRID))
+HOW = ("deterministic", "masks")
+LEAST = 3
+"""Seeds from which on a verdict is given."""
+LEVEL = 0.05
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """A paired t-test of losses, two-sided: ``better`` means that ours are lower."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    n = len(differences)
+    found: dict[str, Any] = {
+        "seeds": n,
+        "difference": statistics.fmean(differences),
+        "p": None,
+        "verdict": "too few seeds",
+    }
+    if n < LEAST:
+        return found
+    error = statistics.stdev(differences) / n**0.5
+    found["standard_error"] = error
+    if error == 0:  # every seed the same: no test, and no doubt
+        found["p"] = 1.0 if found["difference"] == 0 else 0.0
+    else:
+        found["p"] = float(2 * stats.t.sf(abs(found["difference"] / error), n - 1))
+    side = "better" if found["difference"] < 0 else "worse"
+    found["verdict"] = side if found["p"] < LEVEL else "level"
+    return found
+
+
+def summary(records: Sequence[Record]) -> dict[str, Any]:
+    """One task: the grid, what validation chooses from it, the oracle, and a verdict for every contestant."""
+    by: By = {}
+    for record in records:
+        by.setdefault(record["contestant"], {})[record["seed"]] = record
+    seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in FIXED)))
+    found: dict[str, Any] = {
+        "seeds": seeds,
+        "measures": _measures(records),
+        "chosen": {},
+        "oracle": {},
+        "contestants": {},
+    }
+    baseline = {how: chosen(by, seeds, how) for how in HOW}
+    one_run = _mean(by[name][seed]["seconds"]["cpu"] for name in FIXED if name != "none" for seed in seeds)
+    for how in HOW:
+        if not seeds:
+            break
+        picked = baseline[how]
+        found["chosen"][how] = {
+            "rates": [_rate(picked[seed]) for seed in seeds],
+            **_spread("nll", [picked[seed]["test"][how]["nll"] for seed in seeds]),
+        }
+        best = min(FIXED, key=lambda name: _mean(by[name][seed]["test"][how]["nll"] for seed in seeds))
+        tested = [by[best][seed]["test"][how]["nll"] for seed in seeds]
+        found["oracle"][how] = {"contestant": best, **_spread("nll", tested)}
+    for name in [name for name in CONTESTANTS if name in by]:
+        found["contestants"][name] = _contestant(by, name, seeds, baseline, one_run, found["oracle"])
+    if seeds:
+        whole = sum(_mean(by[name][seed]["seconds"]["cpu"] for seed in seeds) for name in FIXED)
+        found["cost"] = {"fixed_run_cpu_seconds": one_run, "grid_runs": len(FIXED), "grid_cpu_seconds": whole}
+    found["starts"] = _starts(by)
+    return found
+
+
+def chosen(by: By, seeds: Sequence[int], how: str) -> dict[int, Record]:
+    """The run that validation NLL picks from each seed's grid."""
+    return {seed: min((by[name][seed] for name in FIXED), key=lambda r: r["validation"][how]["nll"]) for seed in seeds}
+
+
+def _contestant(
+    by: By, name: str, seeds: Sequence[int], baseline: Mapping[str, Mapping[int, Record]], one_run: float, oracle: Any
+) -> dict[str, Any]:
+    runs = by[name]
+    common = [seed for seed in seeds if seed in runs]
+    some = list(runs.values())
+    found: dict[str, Any] = {"label": some[0]["label"], "runs": len(some)}
+    for how in HOW:
+        for measure in _measures(some):
+            found |= _spread(f"{measure} {how}", [run["test"][how][measure] for run in some])
+    layers = list(some[0]["rates"])
+    found["rates"] = {layer: _mean(run["rates"][layer]["mean"] for run in some) for layer in layers}
+    found["cpu_seconds"] = _mean(run["seconds"]["cpu"] for run in some)
+    found["cost_in_fixed_runs"] = found["cpu_seconds"] / one_run if one_run else None
+    if common:
+        found["against_grid"] = {
+            how: paired(
+                [runs[seed]["test"][how]["nll"] for seed in common],
+                [baseline[how][seed]["test"][how]["nll"] for seed in common],
+            )
+            for how in HOW
+        }
+        best = by[oracle["deterministic"]["contestant"]]
+        against = paired(*([r[seed]["test"]["deterministic"]["nll"] for seed in common] for r in (runs, best)))
+        behind = against["difference"] > 2 * against.get("standard_error", float("inf"))
+        low = bool(layers) and max(found["rates"].values()) < LEVEL
+        found["collapsed"] = bool(low and behind and not CONTESTANTS[name].fixed)
+    return found
+
+
+def _starts(by: By) -> dict[str, Any] | None:
+    """Where self-tuning ends from each start, and how far apart, by layer and by mean rate, averaged over seeds."""
+    names = ("tuned-layer-0.05", "tuned-layer", "tuned-layer-0.7")
+    seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in names)))
+    if not seeds:
+        return None
+    layers = list(by[names[0]][seeds[0]]["rates"])
+
+    def apart(values: Sequence[float]) -> float:
+        return max(values) - min(values)
+
+    per_layer = {
+        layer: _mean(apart([by[n][seed]["rates"][layer]["mean"] for n in names]) for seed in seeds) for layer in layers
+    }
+    of_mean = _mean(
+        apart([_mean(by[n][seed]["rates"][layer]["mean"] for layer in layers) for n in names]) for seed in seeds
+    )
+    return {"seeds": seeds, "apart_per_layer": per_layer, "apart_mean_rate": of_mean}
+
+
+def _measures(records: Sequence[Record]) -> list[str]:
+    return list(records[0]["test"]["deterministic"])
+
+
+def _rate(record: Record) -> float:
+    return float(record["settings"]["start"]) if record["settings"]["scheme"] else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return statistics.fmean(listed) if listed else 0.0
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return {name: statistics.fmean(values), f"{name} standard error": error}
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Every task that has records."""
+    found = {name: read(folder / f"{name}.json") for name in TASKS}
+    return {name: summary(records) for name, records in found.items() if records}
+
+
+def save(folder: Path) -> list[Path]:
+    """``summary.json``, ``table.md`` and the figure of rates over training."""
+    whole = summarise(folder)
+    if not whole:
+        return []
+    table = folder / "table.md"
+    table.write_text("\n".join(_lines(whole)) + "\n")
+    paths = [write_json(folder / "summary.json", whole), table]
+    drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
+    return [*paths, drawn] if drawn else paths
+
+
+def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
+    yield "Test NLL, mean ± standard error over seeds. Δ: against the fixed rate that validation chooses, paired over seeds;"
+    yield f"better or worse where a two-sided t-test has p < {LEVEL:g}, from {LEAST} seeds on. Cost: CPU time in fixed runs."
+    for name, found in whole.items():
+        other = found["measures"][1]
+        yield f"\n## {name}\n"
+        for how, words in zip(HOW, ("without masks", "20 masks"), strict=True):
+            if how in found["chosen"]:
+                grid, oracle = found["chosen"][how], found["oracle"][how]
+                rates = ", ".join(f"{rate:g}" for rate in grid["rates"])
+                yield (f"- Grid, {words}: {_pm(grid, 'nll')}, rates chosen by seed {rates}; oracle {oracle['contestant']}"
+                       f" {_pm(oracle, 'nll')}.")  # fmt: skip
+        if (starts := found["starts"]) is not None:
+            layers = ", ".join(f"{value:.2f}" for value in starts["apart_per_layer"].values())
+            yield (f"- Self-tuned rates from starts .05, .3 and .7 end {layers} apart by layer, {starts['apart_mean_rate']:.2f}"
+                   " in the mean rate.")  # fmt: skip
+        yield f"\n| contestant | seeds | NLL | Δ | NLL, 20 masks | Δ | {other} | rates | cost |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for row in found["contestants"].values():
+            rates = " ".join(f"{rate:.2f}" for rate in row["rates"].values())
+            cost = f"{row['cost_in_fixed_runs']:.1f}" if row["cost_in_fixed_runs"] else "–"
+            yield (
+                f"| {row['label']}{' (collapsed)' if row.get('collapsed') else ''} | {row['runs']} |"
+                f" {_pm(row, 'nll deterministic')} | {_against(row, 'deterministic')} | {_pm(row, 'nll masks')} |"
+                f" {_against(row, 'masks')} | {row[f'{other} deterministic']:.4f} | {rates or '–'} | {cost} |"
+            )
+
+
+def _pm(found: Mapping[str, Any], name: str) -> str:
+    error = found[f"{name} standard error"]
+    return f"{found[name]:.4f}" + (f" ± {error:.4f}" if error is not None else "")
+
+
+def _against(row: Mapping[str, Any], how: str) -> str:
+    if "against_grid" not in row:
+        return "–"
+    test = row["against_grid"][how]
+    p = f", p {test['p']:.3f}" if test["p"] is not None else ""
+    return f"{test['difference']:+.4f} {test['verdict']}{p}"
