@@ -338,9 +338,18 @@ def _protocol(settings: Settings, weights: Path | None) -> str:
     return (
         f"VGG{settings.depth}, {start}, classifier fresh, {settings.size}×{settings.size} pixels, last map averaged to"
         f" {settings.pool}×{settings.pool}; {settings.epochs} epochs, batch {settings.batch}, Adam {settings.lr:g}"
-        f" ({'constant' if settings.constant_lr else 'warm-up and cosine'}), rates {settings.rate_lr:g} by"
-        f" {settings.estimator},"
+        f" ({'constant' if settings.constant_lr else 'warm-up and cosine'}), rates {settings.rate_lr:g},"
         f" {'shifts of 4 pixels and mirroring' if settings.augment else 'no augmentation'}; {settings.validation:,} train"
-        f" images held out for validation; last epoch, {settings.samples} masks at test; every method minimises the mean"
-        " loss plus KL/N with s = 1"
+        f" images held out for validation; last epoch, {settings.samples} masks at test; {_objective(settings)}"
     )
+
+
+def _objective(settings: Settings) -> str:
+    rule = METHODS[settings.method].rule
+    if rule == "self-tuning":
+        return (
+            f"weights minimise the mean loss through {settings.masks} masks a step, rates follow the loss of validation images"
+            f" every {settings.look_every} steps"
+        )
+    through = f" through {settings.masks} masks a step" if rule == "masks" else ""
+    return f"every method minimises the mean loss{through} plus KL/N with s = 1"
