@@ -10,7 +10,7 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -104,7 +104,8 @@ class NoiseLayer(nn.Module):
         # which of them is this layer's, and how the units answer.
         self.offsets: Float[Tensor, "batch rates"] | None = None
         self.rate_index = 0
-        self.response: Response | None = None
+        # By the number of units, since a layer may be called in several places; None keeps it a leaf of the model.
+        self.responses: nn.ModuleDict | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -180,9 +181,9 @@ class NoiseLayer(nn.Module):
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
         y = self._times(x, mask)
-        if self.offsets is None or self.response is None:
+        if self.offsets is None or self.responses is None:
             return y
-        return self.response(y, self.offsets, self._width_dim(x), self.batch_dim)
+        return self._answered(x, y)
 
     def _times(self, x: Tensor, mask: Tensor | None) -> Tensor:
         keep = self.keep_around(x.dim())
@@ -207,12 +208,31 @@ class NoiseLayer(nn.Module):
         shape[self.batch_dim] = len(self.offsets)
         return torch.sigmoid(self.spread(self.logit.detach(), dims) + self.offsets[:, self.rate_index].view(shape))
 
-    def answer(self, rates: int) -> None:
-        """Give the units a response to the offsets of all ``rates`` rates of the model; wants to have seen an input."""
-        if self.width is None or self.dims is None:
-            raise DropoutError("response: want a layer that has seen an input; pass example=x, one batch of inputs")
+    def answer(self, rates: int, width: int, dims: int) -> None:
+        """Give inputs of ``width`` units and ``dims`` axes a response to the offsets of all ``rates`` rates of the model."""
+        if self.responses is None:
+            self.responses = nn.ModuleDict()
+        if str(width) in self.responses:
+            known = self.responses[str(width)]
+            if isinstance(known, Response) and tuple(known.stretch.shape) == (rates, width):
+                return  # learned already: a rule made anew, or a model taken up again
         # Single elements dropped from four axes may be weights of attention, where a masked zero has to stay zero.
-        self.response = Response(rates, self.width, shift=self.channels or self.dims < 4).to(self.logit.device)
+        self.responses[str(width)] = Response(rates, width, shift=self.channels or dims < 4).to(self.logit.device)
+
+    def _answered(self, x: Tensor, y: Tensor) -> Tensor:
+        assert self.offsets is not None
+        assert self.responses is not None
+        axis = self._width_dim(x)
+        width = x.shape[axis]
+        if str(width) not in self.responses:
+            raise DropoutError(
+                f"self-tuning: want inputs of {' or '.join(self.responses)} units at a dropout, as in the example, got {width};"
+                " give an example of every width, and no dropout of its own to weights of attention between sequences of"
+                " different lengths"
+            )
+        # On three axes the units may be features, or other positions that a causal mask has set to zero.
+        shifted = x != 0 if x.dim() > 2 and not self.channels else None
+        return self.responses[str(width)](y, self.offsets, axis, self.batch_dim, shifted)
 
     def _width_dim(self, x: Tensor) -> int:
         # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
@@ -227,6 +247,18 @@ class NoiseLayer(nn.Module):
             return keep
         return (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt() * keep
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        # A state that was self-tuned comes with its responses: they are made here, or it could be loaded only after a rule.
+        for key in [key for key in state_dict if key.startswith(f"{prefix}responses.") and key.endswith(".stretch")]:
+            width = key.removeprefix(f"{prefix}responses.").removesuffix(".stretch")
+            if self.responses is None:
+                self.responses = nn.ModuleDict()
+            if width not in self.responses:
+                shift = f"{prefix}responses.{width}.shift" in state_dict
+                response = Response(*state_dict[key].shape, shift=shift)
+                self.responses[width] = response.to(self.logit.device)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point():
             raise DropoutError(f"input: want floating point, got {x.dtype}; embed or convert it before dropout")
@@ -237,6 +269,9 @@ class NoiseLayer(nn.Module):
                 f"input: want {self.units} units along axis {self.unit_dim}, got {x.shape[self.unit_dim]} in shape"
                 f" {tuple(x.shape)}; give LearnableDropout units={x.shape[self.unit_dim]}, or the axis by unit_dim"
             )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"  # one line, whatever responses it has
 
     def extra_repr(self) -> str:
         keep = self.keep.detach()

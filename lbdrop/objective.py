@@ -58,6 +58,8 @@ class _Batch:
             )
         result = self._losses(self._objective.core, *batch)
         self._objective.check_losses(result[None])
+        if self._objective.check:
+            refuse_infinite(torch.isfinite(result)[None], "held-out data")
         return result
 
     def _bound(self, batch: tuple[Any, ...]) -> Callable[[nn.Module], Tensor]:
@@ -80,6 +82,8 @@ class Objective:
             :class:`~lbdrop.rules.Bound`, which wants ``examples``.
         held_out: batches of data that weights are not trained on, for the rates to follow: a ``DataLoader``, say. Made
             before the optimiser, it adds parameters to the model, and losses are asked for as ``objective(losses, *batch)``.
+        example: with ``held_out``, a batch of inputs to call the model with once, which shows how many units reach each
+            dropout; by default the first element of the first held-out batch.
         examples: how many examples the training set has.
         estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
             ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
@@ -106,6 +110,7 @@ class Objective:
         rule: Rule | None = None,
         *,
         held_out: Iterable[Any] | None = None,
+        example: Any = None,
         examples: int | None = None,
         estimator: str = DEFAULT_ESTIMATOR,
         masks: int = 1,
@@ -121,7 +126,7 @@ class Objective:
         if rule is not None and held_out is not None:
             raise DropoutError("rule and held_out: want one of them; a rule of its own has its own held-out data")
         if rule is None and held_out is not None:
-            rule = SelfTuning(self.core, held_out, masks=masks, generator=generator)
+            rule = SelfTuning(self.core, held_out, masks=masks, example=example, generator=generator)
         elif rule is None:
             if examples is None:
                 raise DropoutError(
@@ -250,7 +255,7 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
     if rate_lr is not None:
         rates["lr"] = rate_lr
     answers = {
-        id(p): p for layer in noise_layers(model).values() if layer.response for p in layer.response.parameters()
+        id(p): p for layer in noise_layers(model).values() if layer.responses for p in layer.responses.parameters()
     }
     weights = [p for p in model.parameters() if id(p) not in logits and id(p) not in answers]
     groups = [{"params": weights, **options}, rates]

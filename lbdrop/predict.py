@@ -252,7 +252,9 @@ def _largest_activations(model: nn.Module, call: Callable[..., Tensor], one: Any
         size = sum(t.nbytes for t in tree_flatten(output)[0] if isinstance(t, Tensor))
         largest[behind[0]] = max(largest[behind[0]], size)
 
-    hooks = [m.register_forward_hook(look) for m in model.modules() if not list(m.children())]
+    hooks = [
+        m.register_forward_hook(look) for m in model.modules() if isinstance(m, NoiseLayer) or not list(m.children())
+    ]
     try:
         with masks.drawn(model):
             call(model, one)

@@ -10,7 +10,7 @@ MacKay et al., Self-Tuning Networks, ICLR 2019.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 __all__ = ["Response"]
@@ -36,8 +36,14 @@ class Response(nn.Module):
         self.shift = nn.Parameter(torch.zeros(rates, width)) if shift else None
 
     def forward(
-        self, h: Float[Tensor, "..."], offsets: Float[Tensor, "batch rates"], unit_dim: int = -1, batch_dim: int = 0
+        self,
+        h: Float[Tensor, "..."],
+        offsets: Float[Tensor, "batch rates"],
+        unit_dim: int = -1,
+        batch_dim: int = 0,
+        shifted: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "..."]:
+        """Stretch and shift ``h``; only where ``shifted`` says so, where a zero has to stay zero."""
         shape = [1] * h.dim()
         shape[batch_dim], shape[unit_dim] = len(offsets), self.stretch.shape[1]
         swap = batch_dim % h.dim() > unit_dim % h.dim()
@@ -47,4 +53,7 @@ class Response(nn.Module):
             return (product.T if swap else product).reshape(shape).to(h.dtype)
 
         answered = h * (1 + along(self.stretch))
-        return answered if self.shift is None else answered + along(self.shift)
+        if self.shift is None:
+            return answered
+        shift = along(self.shift)
+        return answered + (shift if shifted is None else shift * shifted)

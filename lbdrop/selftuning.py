@@ -14,7 +14,7 @@ has it.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from lbdrop.dropout import NoiseLayer, learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.masks import deterministic, use
+from lbdrop.masks import use
 from lbdrop.rules import Evaluation
 
 __all__ = ["SelfTuning"]
@@ -69,9 +69,12 @@ class SelfTuning:
         self._batches = self._again_and_again()
         self._first: Any = None
         self.steps = self.looks = 0
-        self.start = [logit.detach().clone() for logit in self.logits]
         self.last_held_out: Tensor | None = None
         self._answer(example)
+        self._weight: Tensor | None = None
+        self._moves = 0
+        self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
+        self._before = {name: p.detach().clone() for name, p in self._watched.items()}
 
     # ------------------------------------------------------------------------------------------------------ one step
 
@@ -79,16 +82,18 @@ class SelfTuning:
         around = _Around(self)
         with around.opened():
             expected = evaluation.sampled(around, self.masks).mean()
-        self.steps += 1
-        if not torch.is_grad_enabled() or self.steps % self.every:
+        if not torch.is_grad_enabled():
             return expected
-        slopes = self.slopes(evaluation)
+        self.steps += 1
+        if self.steps % self.every:
+            return expected
         self.looks += 1
-        if self.looks == PATIENCE:
-            self._check_alive(slopes)
+        if self.looks % PATIENCE == 0 and self._before:
+            self._check_alive()
         # Of value 0, and of the gradient that the held-out loss has: one backward() serves weights and rates.
-        for logit, slope in zip(self.logits, slopes, strict=True):
-            expected = expected + ((logit - logit.detach()) * slope).sum()
+        for logit, slope in zip(self.logits, self.slopes(evaluation), strict=True):
+            if logit.requires_grad:
+                expected = expected + ((logit - logit.detach()) * slope).sum()
         return expected
 
     def slopes(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
@@ -98,29 +103,44 @@ class SelfTuning:
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()  # running statistics, and dropout that is not ours, as at test
         try:
-            with around.opened(), use(self.model, around):
+            with around.opened(), use(self.model, around), _recurrent_by_hand(self.model):
                 held_out = evaluation.elsewhere(batch).mean()
         finally:
             for module in training:
                 module.training = True
         self.last_held_out = held_out.detach()
-        slopes = torch.autograd.grad(held_out, self.logits, allow_unused=True)
-        return tuple(torch.zeros_like(a) if s is None else s.detach() for a, s in zip(self.logits, slopes, strict=True))
+        learning = [logit for logit in self.logits if logit.requires_grad]
+        found = torch.autograd.grad(held_out, learning, allow_unused=True) if learning else ()
+        slopes = {id(logit): slope for logit, slope in zip(learning, found, strict=True) if slope is not None}
+        return tuple(slopes.get(id(logit), torch.zeros_like(logit)).detach() for logit in self.logits)
 
-    def _check_alive(self, slopes: tuple[Tensor, ...]) -> None:
-        """An error where nothing learns: the one look at the device that this takes is spent once."""
-        responses = [layer.response for layer in self.layers.values() if layer.response is not None]
-        if not any(bool(p.any()) for response in responses for p in response.parameters()):
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What has to learn, by name: each rate and each response."""
+        names = {id(layer.logit): f"{name}.logit" for name, layer in self.layers.items()}
+        yield from ((names[id(logit)], logit) for logit in self.logits)
+        for name, layer in self.layers.items():
+            assert layer.responses is not None
+            yield from ((f"{name}.responses.{inner}", p) for inner, p in layer.responses.named_parameters())
+
+    def _check_alive(self) -> None:
+        """An error where a rate or a response has not moved though weights have; asks the device once."""
+        ours = {id(p) for p in self._watched.values()}
+        weight = min((p for p in self.model.parameters() if p.requires_grad and id(p) not in ours),
+                     key=lambda p: p.numel(), default=None)  # fmt: skip
+        if weight is None:
+            return
+        moved = self._weight is not None and not bool((weight.detach() == self._weight).all())
+        self._weight, self._moves = weight.detach().clone(), self._moves + moved
+        if self._moves < 3:  # an optimiser may step rarely, and rates begin to move a step after their responses
+            return
+        still = [name for name, p in self._watched.items() if bool((p.detach() == self._before[name].to(p)).all())]
+        if still:
             raise DropoutError(
-                f"self-tuning: want responses that learn, got all of them at 0 after {PATIENCE} looks; make the optimiser"
-                " after the objective, which adds their parameters, or add them: lbdrop.parameter_groups(model)"
+                f"self-tuning: want parameters that learn, got {still[:6]} where they began after {self.looks} looks at"
+                " held-out data, while weights have moved; make the optimiser after the objective, with all of them, as"
+                " lbdrop.parameter_groups(model) does, and rates that do not learn with requires_grad=False"
             )
-        still = [bool((a.detach() == b.to(a.device)).all()) for a, b in zip(self.logits, self.start, strict=True)]
-        if all(still) and any(bool(slope.any()) for slope in slopes):
-            raise DropoutError(
-                f"self-tuning: want rates that learn, got all of them where they began after {PATIENCE} looks; give the"
-                " optimiser their logits: lbdrop.parameter_groups(model)"
-            )
+        self._before = {}  # all alive: no need to ask again
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
@@ -129,30 +149,37 @@ class SelfTuning:
     # --------------------------------------------------------------------------------------------------- preparations
 
     def _answer(self, example: Any) -> None:
-        unknown = [name for name, layer in self.layers.items() if layer.width is None or layer.dims is None]
-        if unknown:
-            if example is None:
-                self._first = next(self._batches)
-                example = self._first[0]
-            training = [module for module in self.model.modules() if module.training]
-            self.model.eval()
-            try:
-                with torch.no_grad(), deterministic(self.model):
-                    self.model(**example) if isinstance(example, dict) else self.model(example)
-            except Exception as error:
+        """Run an example to see how many units reach each dropout, everywhere it is called, and give them responses."""
+        if example is None:
+            self._first = next(self._batches)
+            example = self._first[0]
+        seen = _Widths()
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            with torch.no_grad(), use(self.model, seen):
+                self.model(**example) if isinstance(example, dict) else self.model(example)
+        except Exception as error:
+            # Where the model was converted with an example, what was seen then will do.
+            seen.found = {
+                (layer, layer.width, layer.dims) for layer in self.layers.values() if layer.width and layer.dims
+            }
+            if len(seen.found) < len(self.layers):
                 raise DropoutError(
                     f"example: want inputs that the model can be called with, got {error}; pass example=x, or convert the"
                     " model with example=x"
                 ) from error
-            finally:
-                for module in training:
-                    module.training = True
+        finally:
+            for module in training:
+                module.training = True
         place = {id(logit): index for index, logit in enumerate(self.logits)}
         for name, layer in self.layers.items():
-            if layer.width is None or layer.dims is None:
+            if not any(layer is reached for reached, _, _ in seen.found):
                 raise DropoutError(f"dropout that the example does not reach: {name}; its rate cannot be learned")
             layer.rate_index = place[id(layer.logit)]
-            layer.answer(len(self.logits))
+        for layer, width, dims in seen.found:
+            if layer in self.layers.values():
+                layer.answer(len(self.logits), width, dims)
 
     def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
         while True:
@@ -176,6 +203,25 @@ class SelfTuning:
 
     def __repr__(self) -> str:
         return f"SelfTuning({len(self.logits)} rates, spread={self.spread}, every={self.every}, masks={self.masks})"
+
+
+class _Widths:
+    """A source of no masks that notes who asks, and with how many units."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[NoiseLayer, int, int]] = set()
+
+    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
+        assert layer.width is not None
+        self.found.add((layer, layer.width, x.dim()))
+
+
+@contextmanager
+def _recurrent_by_hand(model: nn.Module) -> Iterator[None]:
+    """cuDNN's recurrent layers have no backward pass in eval mode; torch's own have."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
+        yield
 
 
 class _Around:
@@ -214,7 +260,7 @@ class _Around:
 
     # As a Drawer: masks at the shifted rates.
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        if layer.rate_index < len(self.rule.logits) and layer.response is not None:
+        if layer.responses is not None:
             self.look(layer, shape[layer.batch_dim])
         return layer.draw(self.rule.masks, shape, x, self.rule.generator)
 
@@ -223,6 +269,6 @@ class _Around:
 
     # As a MaskSource: no masks, but the offsets.
     def mask(self, layer: NoiseLayer, x: Tensor) -> None:
-        if layer.response is not None:
+        if layer.responses is not None:
             self.look(layer, x.shape[layer.batch_dim])
         return None

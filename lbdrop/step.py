@@ -208,11 +208,11 @@ class _Losses(torch.autograd.Function):
         return None, grad_outputs[0], *(torch.zeros_like(logit) for logit in ctx.step.logits)
 
 
-def refuse_infinite(finite: Tensor) -> None:
+def refuse_infinite(finite: Tensor, of: str = "this batch") -> None:
     """An error that names the examples whose losses are not finite."""
     bad = (~finite).any(0).nonzero().flatten().tolist()
     if bad:
         raise DropoutError(
-            f"loss: want finite numbers, got NaN or infinity for examples {bad[:8]} of this batch; look at their inputs, or"
+            f"loss: want finite numbers, got NaN or infinity for examples {bad[:8]} of {of}; look at their inputs, or"
             " lower the learning rate. No parameter has been changed"
         )

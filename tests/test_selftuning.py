@@ -88,7 +88,7 @@ def test_rates_get_no_gradient_from_the_training_loss_and_one_at_every_look() ->
         objective(crossed, x, y).backward()
         seen.append(model[0].logit.grad is not None)
         assert model[1].weight.grad.abs().sum() > 0
-        assert model[3].response.stretch.grad.abs().sum() > 0
+        assert model[3].responses["8"].stretch.grad.abs().sum() > 0
     assert seen == [False, False, True, False, False, True]
 
 
@@ -220,7 +220,121 @@ def test_a_restart_gives_the_same_step_again() -> None:
     assert torch.equal(gradient(), first)
 
 
+def test_a_rule_made_anew_goes_on_with_what_was_learned() -> None:
+    model, x, y = small()
+    SelfTuning(model, [(x, y)])
+    stirred(model)
+    before = model[3].responses["8"].stretch
+    SelfTuning(model, [(x, y)])
+    assert model[3].responses["8"].stretch is before
+
+
+def test_a_self_tuned_state_loads_into_a_model_that_was_only_converted() -> None:
+    model, x, y = small()
+    SelfTuning(model, [(x, y)])
+    stirred(model)
+    other, _, _ = small()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(x), model.eval()(x))
+    assert torch.equal(other[3].responses["8"].shift, model[3].responses["8"].shift)
+
+
+def test_one_dropout_called_at_two_widths_answers_at_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.first, self.second = nn.Dropout(0.2), nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.drop(torch.relu(self.first(self.drop(x)))))
+
+    model = lbdrop.convert(Twice(), verbose=False)
+    x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    objective(crossed, x, y).backward()
+    assert sorted(model.drop.responses) == ["6", "8"]
+    assert all(r.stretch.grad.abs().sum() > 0 for r in model.drop.responses.values())
+    with pytest.raises(DropoutError, match="want inputs of"):
+        model.drop.offsets = torch.zeros(2, 1)
+        model.drop(torch.ones(2, 5))
+
+
+def test_attention_written_by_hand_on_three_axes_stays_causal() -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.q(x) @ self.k(x).transpose(1, 2)
+            future = torch.triu(torch.full(scores.shape[1:], -torch.inf), 1)
+            return self.drop(torch.softmax(scores + future, -1)) @ self.v(x)
+
+    model = lbdrop.convert(Causal(), verbose=False)
+    x = torch.randn(3, 5, 4)
+    SelfTuning(model, [(x,)])
+    stirred(model)
+    model.eval()
+    model.drop.offsets = torch.ones(3, 1)
+    changed = torch.cat([x[:, :1], torch.randn(3, 4, 4)], 1)
+    assert torch.equal(model(x)[:, 0], model(changed)[:, 0])
+    assert not torch.allclose(model(x)[:, 4], model(changed)[:, 4])
+
+
+def test_calls_without_gradients_are_no_steps() -> None:
+    model, x, y = small()
+    rule = SelfTuning(model, [(x, y)], every=2)
+    objective = Objective(model, rule)
+    for _ in range(4):
+        objective(crossed, x, y).backward()
+        with torch.no_grad():
+            objective(crossed, x, y)
+    assert rule.looks == 2
+
+
+def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
+    model, x, y = small()
+    model[0].logit.requires_grad_(False)
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    stirred(model)
+    objective(crossed, x, y).backward()
+    assert model[0].logit.grad is None
+    assert model[3].logit.grad != 0
+
+
+def test_an_example_serves_models_whose_batches_are_not_their_inputs() -> None:
+    model, x, y = small()
+    batches = [{"inputs": x, "labels": y}]
+
+    def losses(m: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return crossed(m, batch["inputs"], batch["labels"])
+
+    objective = Objective(model, held_out=batches, example=x)
+    assert torch.isfinite(objective(losses, batches[0]))
+    with pytest.raises(DropoutError, match="pass example=x"):
+        Objective(small()[0], held_out=batches)
+
+
 # ----------------------------------------------------------------------------------------------------------- mistakes
+
+
+def test_held_out_data_with_a_nan_is_refused_and_nothing_changes() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x * torch.nan, y)], every=1, example=x))
+    with pytest.raises(DropoutError, match="of held-out data"):
+        objective(crossed, x, y)
+    assert torch.isfinite(model[0].logit)
+
+
+def test_many_batches_to_one_optimiser_step_are_no_mistake() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
+    optimizer = torch.optim.Adam(parameter_groups(model, lr=1e-2, rate_lr=1e-2))
+    for step in range(600):
+        objective(crossed, x, y).backward()
+        if step % 120 == 119:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def test_a_loss_without_its_batch_is_refused() -> None:
@@ -230,14 +344,14 @@ def test_a_loss_without_its_batch_is_refused() -> None:
         objective(lambda m: crossed(m, x, y))
 
 
-@pytest.mark.parametrize("forgotten", ["response", "logit"])
+@pytest.mark.parametrize("forgotten", ["response", "logit", "3.logit"])
 def test_parameters_that_no_optimiser_has_are_an_error_not_silence(forgotten: str) -> None:
     model, x, y = small()
     objective = Objective(model, SelfTuning(model, [(x, y)], every=1))
     kept = [p for name, p in model.named_parameters() if forgotten not in name]
     optimizer = torch.optim.Adam(kept, lr=0.01)
     with pytest.raises(DropoutError, match="parameter_groups"):
-        for _ in range(60):
+        for _ in range(220):
             optimizer.zero_grad()
             objective(crossed, x, y).backward()
             optimizer.step()
