@@ -105,3 +105,20 @@ def test_the_numbers_of_the_readmes_overhead_table_are_those_of_its_results() ->
             known |= {f"{entry['time_ratio']:.2f}" for entry in group["contestants"].values()}
     assert len(table("overhead")) > 10
     assert not {n for n in table("overhead") if "." in n} - known
+
+
+def test_the_numbers_of_the_readmes_netflix_table_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/collaborative/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results)) | {"20", "50", "100"}
+    assert len(table("netflix")) > 24
+    assert not set(table("netflix")) - known
+
+
+def test_the_numbers_of_the_readmes_recommender_table_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/recommender-cuda.json").read_text())
+    known = {"2"}
+    for entry in record["epoch"].values():
+        known |= {f"{entry['seconds']:.3g}", f"{entry['seconds']:.2f}", f"{entry['speedup_over_dense_loop']:.1f}"}
+        known |= {f"{entry['ratio_to_floor']:.1f}"} if "ratio_to_floor" in entry else set()
+    assert len(table("recommender")) >= 8
+    assert not set(table("recommender")) - known
