@@ -30,9 +30,9 @@ def digits(folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
     """scikit-learn's 1,797 digits of 8 × 8: 600 to train on, 200 for validation, the rest for test."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    x = torch.from_numpy(np.asarray(found["images"], dtype=np.float32)) / 16
-    y = torch.from_numpy(np.asarray(found["target"])).long()
+    pixels, classes = load_digits(return_X_y=True)
+    x = torch.from_numpy(np.asarray(pixels, dtype=np.float32)).view(-1, 8, 8) / 16
+    y = torch.from_numpy(np.asarray(classes)).long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, validation, test = order[:600], order[600:800], order[800:]
     return (x[train], y[train]), (x[validation], y[validation]), (x[test], y[test]), 1.0
@@ -41,7 +41,7 @@ def digits(folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
 def fashion(size: int, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
     """``size`` training images drawn by the seed, a third as many for validation, at most 10,000; all test images."""
     x, y, test_x, test_y = _fashion(folder)
-    held_out = min(size // 3, 10_000)
+    held_out = min(size // 3, 10_000, len(x) // 4)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, validation = order[: min(size, len(x) - held_out)], order[len(x) - held_out :]
     return (x[train], y[train]), (x[validation], y[validation]), (test_x, test_y), 1.0

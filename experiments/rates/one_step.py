@@ -10,7 +10,7 @@ orthogonal to $m$ rates chase the size of gradients. $f$ is one forward-mode der
 expectation over masks a gradient for the rates.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -127,7 +127,11 @@ class _Lossy(nn.Module):
 
 
 def _derivative(
-    model: nn.Module, losses: Losses, batch: tuple[Tensor, ...], weights: dict[str, Tensor], tangents: dict[str, Tensor]
+    model: nn.Module,
+    losses: Losses,
+    batch: tuple[Tensor, ...],
+    weights: Mapping[str, Tensor],
+    tangents: Mapping[str, Tensor],
 ) -> Float[Tensor, "batch"]:
     """The derivative of each example's loss along the tangents."""
     lossy = _Lossy(model, losses)

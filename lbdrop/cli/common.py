@@ -14,14 +14,14 @@ __all__ = ["check_writable", "one_line_errors", "writing"]
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What a user can put right ends in one line on stderr; so does Ctrl-C."""
+    """What a user can put right ends in one line on stderr; so does Ctrl-C, with what it says of work that is kept."""
     try:
         yield
     except DropoutError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        typer.echo("stopped", err=True)
+        typer.echo(str(error) or "stopped", err=True)
         raise typer.Exit(130) from error
 
 

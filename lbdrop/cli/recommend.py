@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.tables import as_fitted, read_table
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 
@@ -23,13 +22,14 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Fit, evaluate and use a recommender on CSV and Parquet files.")
 
-KINDS = {".parquet": "scan_parquet", ".csv": "scan_csv", ".tsv": "scan_csv"}
+OPTIONS = ("method", "dropout", "at_least", "validation", "patience", "seed")
+"""What Recommender takes beside settings of the method, each with an option here."""
 
 Data = Annotated[Path, typer.Argument(help="CSV, TSV or Parquet with user_id, item_id and perhaps weight.")]
 Model = Annotated[Path, typer.Argument(help="Folder of a fitted model.")]
 User = Annotated[str, typer.Option(help="Name of the column of users.")]
 Item = Annotated[str, typer.Option(help="Name of the column of items.")]
-Weight = Annotated[str, typer.Option(help="Name of the column of weights, if there is one.")]
+Weight = Annotated[str, typer.Option(help="Name of the column of weights; 'weight' may be missing, another may not.")]
 Samples = Annotated[int | None, typer.Option(min=0, help="Masks to average, 0 for none; the method's unless told.")]
 
 
@@ -46,7 +46,10 @@ def fit(
         str | None, typer.Option(help="sivae-lbd, vae-drop, recvae, ease, wmf, slim, popularity, …")
     ] = None,
     dropout: Annotated[
-        str | None, typer.Option(help="Instead of a method: learned (the default), fixed, none, concrete, gaussian.")
+        str | None,
+        typer.Option(
+            help="learned (the default), fixed, none, concrete, gaussian; with a method, in place of its own."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs at most; the method's unless told.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws weights, order, masks and the validation users.")] = 0,
@@ -78,12 +81,12 @@ def fit(
         kind = _recommender()
         from lbdrop.recommend.saving import check_place
 
-        given: dict[str, Any] = dict(map(_pair, setting or ())) | ({} if epochs is None else {"epochs": epochs})
+        given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
         model = kind(
             method,
             dropout=dropout,
             at_least=at_least,
-            validation=int(validation) if validation >= 1 else float(validation),
+            validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
             patience=patience,
             seed=seed,
             **given,
@@ -92,8 +95,7 @@ def fit(
             check_place(out)
             check_writable(out.parent)
         started = time.perf_counter()
-        with _reading(file):
-            table = _table(file, {user: "user_id", item: "item_id", weight: "weight"}).collect()
+        table = read_table(file, user, item, weight)
         model.fit(table)
         with writing(out):
             model.save(out, histories=histories)
@@ -126,14 +128,13 @@ def evaluate(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        with _reading(file):
-            data = _table(file, {user: "user_id", item: "item_id", weight: "weight"}, fitted).collect()
+        data = read_table(file, user, item, weight, fitted)
         report = fitted.evaluate(data, samples=samples)
         shown = Table(title=f"{report.users:,} users", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("", "mean", "standard error"):
             shown.add_column(heading, justify="right" if heading else "left")
         for name, mean in report.mean.items():
-            shown.add_row(name, f"{mean:.4f}", f"{report.error[name]:.4f}")
+            shown.add_row(name, f"{mean:.4f}", f"{report.error[name]:.4f}" if report.users > 1 else "")
         shown.add_row("coverage", f"{report.coverage:.4f}", "")
         console.print(shown)
         if out is not None:
@@ -166,10 +167,7 @@ def score(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        users = None
-        if file is not None:
-            with _reading(file):
-                users = _table(file, {user: "user_id", item: "item_id", weight: "weight"}, fitted).collect()
+        users = None if file is None else read_table(file, user, item, weight, fitted)
         with writing(out.parent):
             check_writable(out.parent, out.name)
         started = time.perf_counter()
@@ -196,12 +194,7 @@ def similar(
         fitted = _recommender().load(model)
         import polars as pl
 
-        ids = pl.Series(item).cast(fitted.items_.dtype, strict=False)
-        if ids.null_count():
-            raise DropoutError(
-                f"items: want whole numbers, as the model's ids are, got {item[int(ids.is_null().arg_max() or 0)]!r}"
-            )
-        found = fitted.similar_items(ids, k)
+        found = fitted.similar_items(as_fitted(pl.Series("items", item), fitted.items_.dtype), k)
         shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("item", "similar item", "score"):
             shown.add_column(heading, justify="right" if heading == "score" else "left")
@@ -224,44 +217,13 @@ def _recommender() -> "type[Recommender]":
     return Recommender
 
 
-def _table(path: Path, names: dict[str, str], fitted: "Recommender | None" = None) -> Any:
-    """The columns that matter of a file, lazily, under their usual names and with the model's types of ids."""
-    import polars as pl
-
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in KINDS:
-        raise DropoutError(f"{path}: want a file that ends in {', '.join(KINDS)} or .csv.gz, got {path.name}")
-    if not path.is_file():
-        raise DropoutError(f"{path}: want a file, got {'a folder' if path.is_dir() else 'nothing there'}")
-    if suffix == ".parquet":
-        table = pl.scan_parquet(path)
-    else:
-        # Every row decides the types: an id with a letter in the last line makes all of them text.
-        table = pl.scan_csv(path, separator="\t" if suffix == ".tsv" else ",", infer_schema_length=None)
-    found = table.collect_schema().names()
-    wanted = [name for name, usual in names.items() if usual != "weight"]
-    if missing := [name for name in wanted if name not in found]:
-        raise DropoutError(f"{path}: want the columns {wanted}, got {found} without {missing}; see --user and --item")
-    kept = {name: usual for name, usual in names.items() if name in found}
-    table = table.select(list(kept)).rename(kept)
-    if fitted is None:
-        return table
-    types = {"item_id": fitted.items_.dtype}
-    if fitted.interactions_ is not None:
-        types["user_id"] = fitted.interactions_.users.dtype
-    return table.with_columns(pl.col(name).cast(kind) for name, kind in types.items())
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """What goes wrong with a file is one line that names it."""
-    import polars as pl
-
-    try:
-        yield
-    except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DropoutError(f"{path}: cannot be read as a table: {reason}") from error
+def _settings(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE as what Python would make of it; what has an option of its own is told so."""
+    given = dict(map(_pair, texts))
+    for name in given:
+        if name in OPTIONS:
+            raise DropoutError(f"--set: want a setting of the method, got {name}; see --{name.replace('_', '-')}")
+    return given
 
 
 def _pair(text: str) -> tuple[str, Any]:

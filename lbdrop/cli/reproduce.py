@@ -13,6 +13,7 @@ from rich.table import Table
 from lbdrop.cli.cifar10 import cifar10
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.reproduce_collaborative import NAMES, command
+from lbdrop.cli.reproduce_rates import rates
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 
@@ -20,6 +21,7 @@ __all__ = ["app", "toy"]
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment of the paper again.")
 app.command()(cifar10)
+app.command()(rates)
 for _name in NAMES:
     app.command(_name)(command(_name))
 

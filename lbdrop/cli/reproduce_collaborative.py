@@ -159,7 +159,8 @@ def _prepared(load: Callable[[Path], Any], name: str, data: Path | None) -> Any:
 
 def _summary(record: dict[str, Any]) -> str:
     test, error = record["test"]["mean"], record["test"]["standard_error"]
-    measures = ", ".join(f"{name} {value:.4f} ± {error[name]:.4f}" for name, value in test.items())
+    errors = {name: "" if value is None else f" ± {value:.4f}" for name, value in error.items()}
+    measures = ", ".join(f"{name} {value:.4f}{errors[name]}" for name, value in test.items())
     best, rates, choice = record["best"], record["rates"], record["choice"]
     parts = [f"test {measures}", f"validation ndcg@100 {record['validation']['mean']['ndcg@100']:.4f}"]
     parts += [f"best epoch {best['epoch']} of {len(record['history'])}, β {best['beta']:.3g}"] if best else []

@@ -6,7 +6,6 @@ try:
     from lbdrop.recommend.evaluate import Report as Report
     from lbdrop.recommend.evaluate import Scorer as Scorer
     from lbdrop.recommend.evaluate import evaluate as evaluate
-    from lbdrop.recommend.evaluate import recommend_all as recommend_all
     from lbdrop.recommend.interactions import Interactions as Interactions
     from lbdrop.recommend.linear import EASE as EASE
     from lbdrop.recommend.linear import IALS as IALS

@@ -7,6 +7,8 @@ import narwhals.stable.v1 as nw
 import numpy as np
 import polars as pl
 
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.frames import check_ids, column_of
 from lbdrop.recommend.scoring import Best
 
 __all__ = ["as_list", "columns_of", "is_frame", "library_of", "ranked", "table"]
@@ -32,11 +34,24 @@ def library_of(value: Any) -> str | None:
     return name if name in LIBRARIES else None
 
 
-def as_list(ids: Any) -> pl.Series:
-    """Ids as polars: of a series or an array of any library, a list, or one alone."""
-    if isinstance(ids, pl.Series):
-        return ids
-    return pl.Series([ids] if isinstance(ids, str | int | np.integer) else list(ids))
+def as_list(ids: Any, name: str, column: str = "item_id") -> pl.Series:
+    """Ids as polars: of a series or an array of any library, a list, one alone, or that column of a dataframe."""
+    if is_frame(ids):
+        found = column_of(ids, column)
+    elif isinstance(ids, pl.Series):
+        found = ids
+    else:
+        try:
+            found = pl.Series([ids] if isinstance(ids, str | int | np.integer) else list(ids))
+        except (TypeError, pl.exceptions.PolarsError) as error:
+            raise DropoutError(f"{name}: want an id, or a list of ids of one type, got {_shown(ids)}") from error
+    check_ids(found, name)
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
 
 
 def table(columns: dict[str, pl.Series], library: str) -> Any:

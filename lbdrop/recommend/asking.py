@@ -9,7 +9,7 @@ from scipy.sparse import csr_array, diags_array
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.answers import as_list, columns_of, is_frame, library_of
-from lbdrop.recommend.frames import Numbers, positions
+from lbdrop.recommend.frames import Numbers, positions, same_kind
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.protocol import HeldOut, fold_in
 
@@ -43,7 +43,7 @@ class Known(NamedTuple):
             )
         if users is None:
             return Asked(self.interactions.rows, self.interactions.users, self.library)
-        ids = as_list(users).unique(maintain_order=True)
+        ids = as_list(users, "users", "user_id").unique(maintain_order=True)
         if not len(ids):
             raise DropoutError("users: want at least one, got none")
         numbers = self.user_numbers(ids)
@@ -62,22 +62,25 @@ class Known(NamedTuple):
                     raise DropoutError(f"history: want that of one user, got {len(rows.users):,} users")
                 numbers = rows.rows.indices
             elif "item_id" in present:
-                numbers = self._known(as_list(user_or_history["item_id"]))
+                numbers = self._known(as_list(user_or_history, "history"))
             else:
                 raise DropoutError(f"history: want the column 'item_id', got {present}")
         elif isinstance(user_or_history, str | int | np.integer):
             numbers = self.users(user_or_history).rows.indices
         else:
-            numbers = self._known(as_list(user_or_history))
+            numbers = self._known(as_list(user_or_history, "history"))
         if not len(numbers):
             raise DropoutError("history: want at least one item that the model knows, got none; nothing to explain by")
         return np.asarray(numbers, dtype=np.int64), library
 
     def held_out(self, frame: Any, seed: int) -> HeldOut:
-        """Known users with what they lack in their history, new users with a fifth of their items held out."""
+        """Known users with what they lack in their history, new users with a fifth of their items held out.
+
+        Ids of another kind than those in fit, text or numbers, are of new users.
+        """
         data = self.encode(frame)
         new = fold_in(data, seed)
-        if self.interactions is None:
+        if self.interactions is None or not same_kind(data.users, self.interactions.users):
             return new
         numbers = positions(data.users, self.interactions.users, "user_id")
         if (numbers < 0).all():
@@ -104,21 +107,11 @@ class Known(NamedTuple):
 
     def user_numbers(self, ids: pl.Series) -> Numbers:
         assert self.interactions is not None
-        found = positions(ids, self.interactions.users, "user_id")
-        lost = np.flatnonzero(found < 0)
-        if len(lost):
-            raise DropoutError(
-                f"users: want those of fit, got {len(lost):,} unknown, the first {ids[int(lost[0])]!r}; pass their histories"
-                " as a dataframe with user_id and item_id"
-            )
-        return found.astype(np.int64)
+        instead = "; pass their histories as a dataframe with user_id and item_id"
+        return _all_known(positions(ids, self.interactions.users, "user_id"), ids, "users", instead)
 
     def item_numbers(self, ids: pl.Series) -> Numbers:
-        found = positions(ids, self.items, "item_id")
-        lost = np.flatnonzero(found < 0)
-        if len(lost):
-            raise DropoutError(f"items: want those of fit, got {len(lost):,} unknown, the first {ids[int(lost[0])]!r}")
-        return found.astype(np.int64)
+        return _all_known(positions(ids, self.items, "item_id"), ids, "items")
 
     def _known(self, ids: pl.Series) -> Numbers:
         found = positions(ids, self.items, "item_id")
@@ -130,6 +123,14 @@ def likes_of(interactions: Interactions) -> Interactions:
     rows = interactions.rows
     ones = csr_array((np.ones(rows.nnz, np.float32), rows.indices, rows.indptr), shape=rows.shape)
     return Interactions(ones, interactions.users, interactions.items, interactions.unknown)
+
+
+def _all_known(found: np.ndarray, ids: pl.Series, name: str, instead: str = "") -> Numbers:
+    lost = np.flatnonzero(found < 0)
+    if len(lost):
+        first = ids[int(lost[0])]
+        raise DropoutError(f"{name}: want those of fit, got {len(lost):,} unknown, the first {first!r}{instead}")
+    return found.astype(np.int64)
 
 
 def _clean(rows: Any) -> csr_array:

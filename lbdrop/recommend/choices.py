@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.checks import plain
 from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.settings import METHODS, Settings
+from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNS, METHODS, Settings
 from lbdrop.recommend.settings import method as named
 
 __all__ = ["BY_DROPOUT", "Choice", "checked_settings", "choose", "names", "to_size"]
@@ -44,7 +45,7 @@ class Choice:
         if isinstance(options.get("dtype"), str):
             options["dtype"] = getattr(torch, options["dtype"])
         if "seed" in inspect.signature(kind).parameters:
-            options["seed"] = seed
+            options["seed"] = seed % 2**31  # no more than the rivals' packages take
         return kind(**options, device=device)
 
 
@@ -54,7 +55,8 @@ def names() -> list[str]:
 
 
 def choose(method: str | Settings | None, dropout: str | None, changes: dict[str, Any]) -> Choice:
-    """Complete and check what a user said."""
+    """Complete and check what a user said. Another dropout than the method's brings its companions: see `_companions`."""
+    changes = {name: plain(value) for name, value in changes.items()}
     if isinstance(method, Settings):
         told = {field.name for field in fields(Settings)}
         changes = changes | ({"dropout": dropout} if dropout is not None else {})
@@ -62,7 +64,9 @@ def choose(method: str | Settings | None, dropout: str | None, changes: dict[str
     if method in LINEAR:
         if dropout is not None:
             raise DropoutError(f"dropout: want none with method={method!r}, which has no masks, got {dropout!r}")
-        return Choice(method, None, _options(method, changes), frozenset(changes))
+        choice = Choice(method, None, _options(method, changes), frozenset(changes))
+        choice.linear(0, "cpu")  # checks the numbers now rather than in fit
+        return choice
     if method is None:
         if (dropout or "learned") not in BY_DROPOUT:
             raise DropoutError(f"dropout: want one of {', '.join(BY_DROPOUT)}, got {dropout!r}")
@@ -95,39 +99,41 @@ def to_size(settings: Settings, told: frozenset[str], users: int, items: int) ->
 
 
 def checked_settings(values: dict[str, Any]) -> Settings:
-    """Settings from a file: every name known, every value of its type."""
-    return _changed(Settings(), values)
+    """Settings from a file, as they are there: every name known, every value of its type."""
+    return replace(Settings(), **_named_fields(values))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
-    known = {field.name: field for field in fields(Settings)}
-    if unknown := sorted(set(changes) - set(known)):
+    changes = _named_fields(changes)
+    return replace(settings, **_companions(settings, changes) | changes)
+
+
+def _named_fields(values: dict[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in fields(Settings)]
+    if unknown := sorted(set(values) - set(known)):
         raise DropoutError(f"settings: no {', '.join(unknown)}; there are {', '.join(known)}")
-    for name, value in changes.items():
-        _check_type(name, value, known[name].default)
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
-    return replace(settings, **changes)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _check_type(name: str, value: Any, default: Any) -> None:
-    if name in ("gamma", "log_variance_range"):  # those that may be None
-        pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-        right = value is None or (_is_number(value) if name == "gamma" else pair)
-        kind = "a number or None" if name == "gamma" else "two numbers or None"
-    elif isinstance(default, bool):
-        right, kind = isinstance(value, bool), "True or False"
-    elif isinstance(default, str):
-        right, kind = isinstance(value, str), "text"
-    elif isinstance(default, int):
-        right, kind = isinstance(value, int) and not isinstance(value, bool), "a whole number"
-    else:
-        right, kind = _is_number(value), "a number"
-    if not right:
-        raise DropoutError(f"{name}: want {kind}, got {value!r}")
+def _companions(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
+    """What another dropout, or another rule for its rates, brings with it unless the user says otherwise.
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    Rates that follow the bound without the mask's KL would follow the training loss alone, which wants none of them.
+    """
+    dropout = changes.get("dropout", before.dropout)
+    # Self-tuning is learned dropout's alone, so that another kind leaves it.
+    rule = changes.get("rule", before.rule if dropout == "learned" else "bound")
+    if (dropout, rule) == (before.dropout, before.rule):
+        return {}
+    both = before.both and dropout == "learned" and rule == "bound"
+    if dropout not in LEARNS:
+        return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0}
+    if rule == "self-tuning":
+        return {"rule": rule, "both": both, "mask_kl": 0.0}
+    rate = {"rate": GAUSSIAN["rate"]} if dropout == "gaussian" else {}
+    another_prior = "gaussian" in (before.dropout, dropout)
+    mask_kl = 1.0 if another_prior or not before.mask_kl else before.mask_kl
+    return {"rule": rule, "both": both, "mask_kl": mask_kl, "samples": before.samples or LEARNED["samples"], **rate}
 
 
 def _options(method: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +146,4 @@ def _options(method: str, changes: dict[str, Any]) -> dict[str, Any]:
     options = {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in changes.items()}
     if options.get("dtype", "float32") not in ("float32", "float64"):
         raise DropoutError(f"dtype: want float32 or float64, got {options['dtype']}")
-    for name, value in options.items():
-        if not (name == "dtype" or _is_number(value) or (value is None and name == "top")):
-            raise DropoutError(f"{name}: want a number, got {value!r}")
     return options

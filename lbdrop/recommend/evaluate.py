@@ -6,6 +6,7 @@ device before the last batch, and no more than one batch of scores is held at a 
 Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from lbdrop.metrics import ranking
 from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Batch, Rows
 
-__all__ = ["HeldOutRows", "Recommended", "Report", "Scorer", "evaluate", "recommend_all"]
+__all__ = ["HeldOutRows", "Report", "Scorer", "evaluate"]
 
 
 @runtime_checkable
@@ -69,12 +70,17 @@ class Report:
     """How many users each item is recommended to."""
 
     def record(self) -> dict[str, Any]:
-        """What a JSON keeps: no per-user values."""
-        return {"mean": self.mean, "standard_error": self.error, "users": self.users, "coverage": self.coverage,
-                "popularity": self.popularity}  # fmt: skip
+        """What a JSON keeps: no per-user values, and ``None`` for what is no number, as the error of one user's mean."""
+        mean, error = ({name: _known(value) for name, value in each.items()} for each in (self.mean, self.error))
+        return {"mean": mean, "standard_error": error, "users": self.users, "coverage": _known(self.coverage),
+                "popularity": _known(self.popularity)}  # fmt: skip
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:.4f} ± {self.error[name]:.4f}" for name, value in self.mean.items())
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 def evaluate(
@@ -130,39 +136,6 @@ def evaluate(
         popularity=float(ranking.mean_over_users(torch.cat(shown)).mean) if shown else None,
         times=times.cpu(),
     )
-
-
-class Recommended(NamedTuple):
-    """The best items of some users, best first, on the host; −1 and −∞ where a user has no further item."""
-
-    items: Int64[Tensor, "users k"]
-    scores: Float[Tensor, "users k"]
-
-
-def recommend_all(
-    scorer: Scorer | Scores, rows: Rows, k: int, *, batch: int = 1000, filter_viewed: bool = True
-) -> Iterator[Recommended]:
-    """The k best items of every row in order, a batch at a time: memory is that of one batch of scores.
-
-    Args:
-        scorer: a model with ``scores(batch)``, or such a function itself.
-        rows: what each user has, on the scorer's device.
-        k: items a user.
-        batch: users scored at once.
-        filter_viewed: leave out what the user has.
-    """
-    with _scoring(scorer) as scores:
-        before: Recommended | None = None
-        for users in rows.batches(batch, shuffle=False):
-            given = scores(users).float()
-            best = ranking.top_items(given, (users.user, users.item) if filter_viewed else None, k)
-            found = given.gather(1, best.clamp(min=0)).masked_fill(best < 0, -torch.inf)
-            # One batch behind: the device works on the next one while the host copies this one.
-            if before is not None:
-                yield Recommended(*(each.cpu() for each in before))
-            before = Recommended(best, found)
-        if before is not None:
-            yield Recommended(*(each.cpu() for each in before))
 
 
 def device_of(scorer: Any) -> torch.device:

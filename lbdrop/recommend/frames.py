@@ -10,7 +10,9 @@ from narwhals.exceptions import DuplicateError
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["Numbers", "check_vocabulary", "distinct", "known_positions", "positions", "read_columns", "summable"]
+__all__ = [
+    "Numbers", "check_ids", "check_vocabulary", "column_of", "distinct", "positions", "read_columns", "same_kind", "summable",
+]  # fmt: skip
 
 Numbers = Int64[np.ndarray, "n"]
 
@@ -33,15 +35,29 @@ def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.Dat
             f"frame: want the columns {user!r} and {item!r}, got {present} without {missing}; rename them, or pass"
             " user=… and item=…"
         )
+    if weight not in (None, "weight", *present):  # one of the usual name may be missing, one that was named may not
+        raise DropoutError(
+            f"weight: want the column {weight!r}, got {present} without it; name another, or pass weight=None to ignore"
+            " weights"
+        )
     given = {"user_id": user, "item_id": item} | ({"weight": weight} if weight in present and weight else {})
     chosen = wrapped.select(*dict.fromkeys(given.values()))
     whole = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
     table = pl.DataFrame({name: _series(whole[column], column) for name, column in given.items()})
     for name in ("user_id", "item_id"):
-        _check_ids(table[name], given[name])
+        check_ids(table[name], given[name])
     if "weight" in given:
         _check_weights(table["weight"], given["weight"])
     return table
+
+
+def column_of(frame: Any, name: str) -> pl.Series:
+    """One column of any library's dataframe, lazy or not, as polars."""
+    wrapped = nw.from_native(frame)
+    if name not in (present := wrapped.collect_schema().names()):
+        raise DropoutError(f"frame: want the column {name!r}, got {present}; rename one of them")
+    chosen = wrapped.select(name)
+    return _series((chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen)[name], name)
 
 
 def _series(column: Any, name: str) -> pl.Series:
@@ -61,7 +77,8 @@ def _series(column: Any, name: str) -> pl.Series:
         raise DropoutError(f"{name}: want values of one type, got a mix ({error}); cast them to text") from error
 
 
-def _check_ids(ids: pl.Series, name: str) -> None:
+def check_ids(ids: pl.Series, name: str) -> None:
+    """An error unless these can be ids."""
     # Null is the type of a column without rows.
     if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Null) or _categories(ids)):
         raise DropoutError(f"{name}: want whole numbers or text as ids, got {ids.dtype}; cast the column first")
@@ -109,12 +126,17 @@ def check_vocabulary(vocabulary: pl.Series) -> pl.Series:
     return vocabulary
 
 
+def same_kind(ids: pl.Series, vocabulary: pl.Series) -> bool:
+    """Whether both are whole numbers, or both text; ids of another kind than a vocabulary's are never in it."""
+    return ids.dtype.is_integer() == vocabulary.dtype.is_integer()
+
+
 def positions(ids: pl.Series, vocabulary: pl.Series, name: str) -> Int32[np.ndarray, "n"]:
     """Where each id is in the vocabulary, −1 where it is not."""
     if _categories(ids):  # a million texts are looked up, not a hundred million
         once = ids.unique()
         return _join(ids.to_physical(), once.to_physical(), positions(once.cast(pl.String), vocabulary, name))
-    if len(ids) and ids.dtype.is_integer() != vocabulary.dtype.is_integer():
+    if len(ids) and not same_kind(ids, vocabulary):
         raise DropoutError(
             f"{name}: want ids of type {vocabulary.dtype}, as in the data that was fitted, got {ids.dtype}; cast them"
         )
@@ -126,13 +148,3 @@ def _join(ids: pl.Series, keys: pl.Series, places: np.ndarray) -> np.ndarray:
     wanted = pl.DataFrame({"id": ids})
     table = pl.DataFrame({"id": keys, "position": places})
     return wanted.join(table, on="id", how="left", maintain_order="left")["position"].fill_null(-1).to_numpy()
-
-
-def known_positions(ids: Any, vocabulary: pl.Series, name: str) -> Numbers:
-    """Where each id is in the vocabulary; one that is not there is an error."""
-    series = ids if isinstance(ids, pl.Series) else pl.Series(list(ids))
-    found = positions(series, vocabulary, name).astype(np.int64)
-    lost = np.flatnonzero(found < 0)
-    if len(lost):
-        raise DropoutError(f"{name}: want known ids, got {len(lost):,} unknown, the first {series[int(lost[0])]!r}")
-    return found

@@ -27,7 +27,6 @@ from lbdrop.recommend.frames import (
     Numbers,
     check_vocabulary,
     distinct,
-    known_positions,
     positions,
     read_columns,
     summable,
@@ -88,7 +87,8 @@ class Interactions:
             min_item_users: leave out items with fewer distinct users.
             items: a fixed vocabulary, the ids of the columns in their order, such as another's ``items``. Rows of other items
                 are dropped and counted in ``unknown``; every user of the frame stays, without a known item as an empty row.
-            user: name of the column of users; ``item`` and ``weight`` likewise. ``weight=None`` ignores that column.
+            user: name of the column of users; ``item`` and ``weight`` likewise. A column ``weight`` may be missing, one of
+                another name that is given here may not. ``weight=None`` ignores weights.
         """
         table = read_columns(frame, user, item, weight)
         if at_least is not None and "weight" not in table.columns:
@@ -150,14 +150,6 @@ class Interactions:
                 "weight": self.rows.data,
             }
         )
-
-    def user_numbers(self, users: Any) -> Numbers:
-        """The row of each of these user ids; an unknown one is an error."""
-        return known_positions(users, self.users, "user_id")
-
-    def item_numbers(self, items: Any) -> Numbers:
-        """The column of each of these item ids; an unknown one is an error."""
-        return known_positions(items, self.items, "item_id")
 
     def select(self, numbers: Numbers) -> "Interactions":
         """The users of these rows, in order of their ids whatever the order of the numbers."""

@@ -19,6 +19,7 @@ from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.checks import check_number
 from lbdrop.recommend.least_squares import System, fold_in
 from lbdrop.recommend.rows import Batch, Rows
 
@@ -96,8 +97,7 @@ class EASE(_ItemItem):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
-        if regularisation <= 0:
-            raise DropoutError(f"regularisation: want a positive number, got {regularisation}")
+        check_number("regularisation", regularisation, above=0)
         self.regularisation, self.dtype = regularisation, dtype
 
     def fit(self, matrix: Any) -> "EASE":
@@ -158,6 +158,11 @@ class SLIM(_ItemItem):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
+        check_number("alpha", alpha, least=0)
+        check_number("l1_ratio", l1_ratio, least=0, most=1)
+        check_number("iterations", iterations, whole=True, least=1)
+        if top is not None:
+            check_number("top", top, whole=True, least=1)
         self.alpha, self.l1_ratio, self.iterations, self.top = alpha, l1_ratio, iterations, top
 
     def fit(self, matrix: Any) -> "SLIM":
@@ -208,6 +213,11 @@ class WMF(_Factors):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
+        check_number("factors", factors, whole=True, least=1)
+        check_number("regularisation", regularisation, above=0)  # without, there can be many solutions
+        check_number("alpha", alpha, above=0)
+        check_number("iterations", iterations, whole=True, least=1)
+        check_number("seed", seed, whole=True, least=0, most=2**31 - 1)
         self.factors, self.regularisation, self.alpha = factors, regularisation, alpha
         self.iterations, self.seed = iterations, seed
 
@@ -227,6 +237,8 @@ class WMF(_Factors):
 
 class IALS(_Factors):
     """The same model with the unobserved weight and the frequency-scaled ridge of Rendle et al., by irspack.
+
+    With several threads irspack repeats a fit to about 1e-5 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
 
     Args:
         factors: length of the vectors.
@@ -252,6 +264,12 @@ class IALS(_Factors):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
+        check_number("factors", factors, whole=True, least=1)
+        check_number("unobserved", unobserved, above=0)
+        check_number("regularisation", regularisation, above=0)
+        check_number("frequency", frequency, least=0)
+        check_number("epochs", epochs, whole=True, least=1)
+        check_number("seed", seed, whole=True, least=0, most=2**31 - 1)
         self.factors, self.unobserved, self.regularisation = factors, unobserved, regularisation
         self.frequency, self.epochs, self.seed = frequency, epochs, seed
 

@@ -27,6 +27,7 @@ from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend import saving, train
 from lbdrop.recommend.answers import as_list, library_of, ranked, table
 from lbdrop.recommend.asking import Known, likes_of
+from lbdrop.recommend.checks import check_number, plain
 from lbdrop.recommend.choices import checked_settings, choose, to_size
 from lbdrop.recommend.evaluate import Report, device_of, evaluate
 from lbdrop.recommend.explain import leave_one_out
@@ -55,13 +56,15 @@ class Recommender:
     Args:
         method: a name of :data:`~lbdrop.recommend.settings.METHODS` ("sivae-lbd", "recvae", …) or of a linear method
             ("ease", "slim", "wmf", "ials", "popularity"), or whole :class:`Settings`.
-        dropout: "learned" (also if nothing is said), "fixed", "none", "concrete" or "gaussian"; with a method, its dropout.
+        dropout: "learned" (also if nothing is said), "fixed", "none", "concrete" or "gaussian". With a method, this in place
+            of its own: rates to learn come with ``mask_kl=1`` and ``samples=10``, the others without extra masks, mask KL
+            and samples, unless told or the method has them.
         at_least: the weight from which an interaction is a like; without it every positive weight is.
         validation: users held out to tell when to stop: a share, of at most 10,000 users, or a number; 0 for none, and
             then all epochs are trained. The last epochs are undone if an earlier one was better.
         patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
-        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM in several
-            threads only to its tolerance.
+        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM and
+            iALS in several threads only to about 3e-4 and 1e-5, see :mod:`lbdrop.recommend.linear`.
         device: a GPU if there is one.
         progress: show a bar.
         settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,
@@ -96,8 +99,15 @@ class Recommender:
         **settings: Any,
     ):
         self.choice = choose(method, dropout, settings)
-        if validation < 0 or (isinstance(validation, float) and validation >= 1):
+        at_least, validation, patience, seed = map(plain, (at_least, validation, patience, seed))
+        check_number("validation", validation, least=0)
+        if isinstance(validation, float) and validation >= 1:
             raise DropoutError(f"validation: want a share below 1 or a number of users, got {validation}")
+        check_number("seed", seed, whole=True, least=0, most=2**63 - 1)
+        if at_least is not None:
+            check_number("at_least", at_least)
+        if patience is not None:
+            check_number("patience", patience, whole=True, least=1)
         self.at_least, self.validation, self.patience = at_least, validation, patience
         self.seed, self.device, self.progress = seed, device, progress
         self.settings_: Settings | None = None
@@ -187,7 +197,8 @@ class Recommender:
                 who were not (``user_id``, ``item_id``), whose unknown items are ignored.
             k: items a user; fewer where the catalogue has no more.
             filter_viewed: leave out what the user has.
-            items_to_recommend: ids to choose from; those the model does not know are ignored.
+            items_to_recommend: ids to choose from, also as a dataframe with ``item_id``; those the model does not know are
+                ignored.
             samples: masks to average, 0 for none; the method's number unless told. From two on there is uncertainty.
         """
         asked, count = self._known().users(users), self._samples(samples)
@@ -237,7 +248,7 @@ class Recommender:
 
         Scores are cosines of the items' vectors; for EASE and SLIM the weight with which the one speaks for the other.
         """
-        known, ids = self._known(), as_list(items)
+        known, ids = self._known(), as_list(items, "items")
         numbers = torch.from_numpy(known.item_numbers(ids))
         scores = self._likeness(numbers).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), numbers), k)
@@ -260,7 +271,10 @@ class Recommender:
         """
         known = self._known()
         history, library = known.history(user_or_history)
-        (target,) = known.item_numbers(as_list(item))
+        asked = as_list(item, "item")
+        if len(asked) != 1:
+            raise DropoutError(f"item: want one, got {len(asked):,}; ask about one after the other")
+        (target,) = known.item_numbers(asked)
         scored = scoring(self.model_, self._samples(samples), self.seed)
         effect = leave_one_out(scored, history, int(target), len(self.items_), device_of(self.model_)).numpy()
         order = np.argsort(-effect, kind="stable")
@@ -335,8 +349,8 @@ class Recommender:
         place = Path(folder)
         saved = saving.read(place)
         header = saved.header
-        new = cls(seed=header["seed"], device=device)
         try:
+            new = cls(seed=header["seed"], at_least=header["at_least"], device=device)
             if header["method"] in LINEAR:
                 new.choice = choose(header["method"], None, header["settings"])
             else:
@@ -345,7 +359,7 @@ class Recommender:
         except (DropoutError, TypeError) as error:
             raise DropoutError(f"{place / saving.HEADER}: {error}") from error
         new.model_ = saving.rebuild(place, saved, new.choice, device)
-        new.at_least, new.library = header["at_least"], header["library"]
+        new.library = header["library"]
         new.items_, new.likes_, new.interactions_ = saved.items, saved.likes, saved.interactions
         return new
 
@@ -373,7 +387,7 @@ class Recommender:
     ) -> Iterator[Best]:
         device, allowed = device_of(self.model_), None
         if chosen is not None:
-            numbers = positions(as_list(chosen), self.items_, "items_to_recommend")
+            numbers = positions(as_list(chosen, "items_to_recommend"), self.items_, "items_to_recommend")
             if not (numbers >= 0).any():
                 raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(numbers):,}")
             allowed = torch.zeros(len(self.items_), dtype=torch.bool)

@@ -10,8 +10,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.checks import check_number
 
 __all__ = ["METHODS", "Settings", "method"]
+
+LEARNS = ("learned", "concrete", "gaussian")
+"""The kinds of dropout whose rates are parameters."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class Settings:
     """2: a second latent vector below the first, as in H+Vamp."""
     activation: Literal["tanh", "relu", "elu", "swish", "sigmoid", "identity"] = "tanh"
     user_vectors: bool = False
-    """A learned vector for every training user, added to the first layer (CDAE); other users have the mean vector."""
+    """A learned vector for every training user, added to the first layer in training (CDAE). Scores take the mean vector for
+    everybody, so those of :class:`~lbdrop.recommend.model.Recommender` do, whether it knows the user or not;
+    ``VAE.scores(batch, known_users=True)`` takes the own one of training users."""
 
     # The likelihood and the bound
     likelihood: Literal["multinomial", "logistic"] = "multinomial"
@@ -90,15 +96,14 @@ class Settings:
 
     def __post_init__(self):
         for field in fields(self):
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise DropoutError(f"{field.name}: want one of {', '.join(get_args(field.type))}, got {value!r}")
+            _check_kind(field.name, field.type, getattr(self, field.name))
         for name in ("hidden", "layers", "latent", "pseudo_inputs", "flow_hidden", "batch", "anneal_steps"):
-            if getattr(self, name) < 1:
-                raise DropoutError(f"{name}: want at least 1, got {getattr(self, name)}")
-        for name in ("flows", "extra_masks", "beta_cap", "l2", "mask_kl", "samples", "epochs", "alternate"):
-            if getattr(self, name) < 0:
-                raise DropoutError(f"{name}: want at least 0, got {getattr(self, name)}")
+            check_number(name, getattr(self, name), least=1)
+        for name in (
+            "flows", "extra_masks", "beta_cap", "l2", "mask_kl", "samples", "epochs", "alternate", "lr", "rate_lr",
+            "weight_decay",
+        ):  # fmt: skip
+            check_number(name, getattr(self, name), least=0)
         if self.dropout != "none" and not 0 < self.rate < 1:
             raise DropoutError(
                 f"rate: want a number strictly between 0 and 1, got {self.rate}; dropout='none' drops nothing"
@@ -163,11 +168,32 @@ class Settings:
     @property
     def learns_rates(self) -> bool:
         """Whether the rates are parameters."""
-        return self.dropout in ("learned", "concrete", "gaussian")
+        return self.dropout in LEARNS
 
     def beta(self, step: int) -> float:
         """The KL's weight after ``step`` optimiser steps."""
         return min(self.beta_cap, step / self.anneal_steps)
+
+
+def _check_kind(name: str, kind: Any, value: Any) -> None:
+    """An error unless a value is of its field's kind; numbers that may be missing are within their range, too."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise DropoutError(f"{name}: want one of {', '.join(get_args(kind))}, got {value!r}")
+    elif kind in (bool, str):
+        if not isinstance(value, kind):
+            raise DropoutError(f"{name}: want {'True or False' if kind is bool else 'text'}, got {value!r}")
+    elif kind in (int, float):
+        check_number(name, value, whole=kind is int)
+    elif name == "gamma" and value is not None:
+        check_number(name, value, least=0)
+    elif name == "log_variance_range" and value is not None:
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise DropoutError(f"{name}: want two numbers or None, got {value!r}")
+        for each in value:
+            check_number(name, each)
+        if not value[0] < value[1]:
+            raise DropoutError(f"{name}: want the lower number first, got {value!r}")
 
 
 VAE_DROP = Settings()

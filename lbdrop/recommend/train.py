@@ -164,7 +164,8 @@ def _check(
 def _where_it_stopped(history: History, checkpoints: Path | None, every: int) -> str:
     done = len(history.epochs)
     if checkpoints is None:
-        return f"stopped in epoch {done + 1}; nothing is kept: pass checkpoints=<folder> to be able to go on"
+        go_on = "pass checkpoints=<folder> to lbdrop.recommend.fit to be able to go on"
+        return f"stopped in epoch {done + 1}; nothing is kept: {go_on}"
     kept = done - done % every
     if not kept:
         return f"stopped in epoch {done + 1}, before the first state was kept in {checkpoints}"

@@ -77,16 +77,13 @@ class VAE(nn.Module):
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def losses(
-        self, batch: Batch, beta: float | Tensor, generator: torch.Generator | None = None, *, rates: bool = True
-    ) -> Losses:
+    def losses(self, batch: Batch, beta: float | Tensor, generator: torch.Generator | None = None) -> Losses:
         """The loss of a batch; ``total.backward()`` leaves gradients in the weights and in the rates' logits.
 
         Args:
             batch: training rows.
             beta: weight of the latent's KL; the settings' ``gamma`` takes its place where given.
             generator: draws masks, latent noise and offsets.
-            rates: False spares the mirrored pass in steps that do not move learned rates.
         """
         s = self.settings
         offsets = self._offsets(batch, generator) if self.dropping else None
@@ -99,11 +96,8 @@ class VAE(nn.Module):
             values = row_values(masks, logits, batch, s, self._dtype)
             return self._bound(values, batch, noise, offsets, density)
 
-        estimated = s.dropout == "learned" and s.rule == "bound" and rates and self.dropping
-        if logits is not None and not rates:
-            logits = logits.detach()  # the scale of a mask alone would be half of a gradient
         masks = None
-        if logits is not None and estimated:
+        if logits is not None and s.dropout == "learned" and s.rule == "bound":
             keep = torch.sigmoid(logits.detach())
             pair = antithetic(keep, 2, (s.extra_masks + 1, len(keep)), generator)
             nll, kl = bound(pair.z[0])
@@ -225,23 +219,6 @@ class VAE(nn.Module):
         for _ in range(samples - 1):
             total = torch.logaddexp(total, self._sampled(batch, generator, known_users))
         return total - math.log(samples)
-
-    @torch.no_grad()
-    def spread(
-        self, batch: Batch, samples: int = 10, generator: torch.Generator | None = None, *, known_users: bool = False
-    ) -> Float[Tensor, "users items"]:
-        """How uncertain each score is: the standard deviation over masks of the log probability."""
-        if samples < 2 or self.masks.logit is None:
-            raise DropoutError(
-                f"spread: want dropout and at least 2 samples, got {self.settings.dropout!r} and {samples}"
-            )
-        first = self._sampled(batch, generator, known_users)
-        mean, squares = torch.zeros_like(first), torch.zeros_like(first)
-        for _ in range(samples - 1):
-            difference = self._sampled(batch, generator, known_users) - first  # of values alike: no digits are lost
-            mean += difference / samples
-            squares += difference.pow(2)
-        return ((squares - samples * mean.pow(2)).clamp(min=0) / (samples - 1)).sqrt()
 
     def log_probabilities(self, logits: Float[Tensor, "users items"]) -> Float[Tensor, "users items"]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -128,7 +128,7 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
         (("fit", shop / "likes.csv", "--out", tmp_path / "mine"), "got something else"),
         (("fit", shop / "likes.csv", "--out", tmp_path / "plain.csv" / "model"), "cannot write to"),
         (("evaluate", tmp_path / "none", shop / "later.csv"), "got no model.json there"),
-        (("evaluate", model, tmp_path / "words.csv"), "cannot be read as a table"),
+        (("evaluate", model, tmp_path / "words.csv"), "want users with items to find, got none among 1"),
         (("evaluate", model, shop / "likes.csv"), "want users with items to find"),
         (("score", model, tmp_path / "plain.csv", *out), "without ['user_id', 'item_id']"),
         (("score", model, "--out", tmp_path), "cannot write to"),

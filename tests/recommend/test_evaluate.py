@@ -11,10 +11,10 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.evaluate import HeldOutRows, evaluate, recommend_all
+from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.linear import Popularity
 from lbdrop.recommend.protocol import HeldOut
-from lbdrop.recommend.rows import Batch, Rows
+from lbdrop.recommend.rows import Batch
 
 USERS, ITEMS = 17, 30
 
@@ -105,25 +105,17 @@ def test_the_record_is_what_json_can_hold(held_out: HeldOut) -> None:
     assert set(record["mean"]) == {"recall@20", "recall@50", "ndcg@100"}
 
 
-@pytest.mark.parametrize("filter_viewed", [True, False])
-def test_the_best_items_of_all_users_come_in_chunks_in_order(held_out: HeldOut, filter_viewed: bool) -> None:
-    model = Table()
-    rows = Rows.from_csr(held_out.fold_in)
-    chunks = list(recommend_all(model, rows, 5, batch=4, filter_viewed=filter_viewed))
-    assert [len(chunk.items) for chunk in chunks] == [4, 4, 4, 4, 1]
-    scores = model.table.detach().clone()
-    if filter_viewed:
-        scores[torch.from_numpy(held_out.fold_in.toarray()) != 0] = -torch.inf
-    values, indices = scores.topk(5)
-    assert torch.cat([chunk.items for chunk in chunks]).equal(indices)
-    assert torch.cat([chunk.scores for chunk in chunks]).equal(values)
+def test_the_error_of_one_users_mean_is_null_in_the_record(held_out: HeldOut) -> None:
+    import json
 
-
-def test_a_user_who_has_everything_is_recommended_nothing() -> None:
-    rows = Rows.from_csr(csr_array(np.ones((2, ITEMS))))
-    (chunk,) = recommend_all(Table(), rows, 3)
-    assert chunk.items.eq(-1).all()
-    assert chunk.scores.eq(-torch.inf).all()
+    one = HeldOut(held_out.fold_in[:1], held_out.held_out[:1], held_out.users[:1])
+    report = evaluate(Table(), one)
+    assert report.users == 1
+    assert all(math.isnan(error) for error in report.error.values())
+    record = report.record()
+    assert record["standard_error"] == dict.fromkeys(report.error, None)
+    assert record["mean"] == report.mean
+    json.dumps(record, allow_nan=False)
 
 
 def test_wrong_input_is_named(held_out: HeldOut) -> None:

@@ -131,16 +131,11 @@ def test_a_weight_of_zero_is_no_interaction_and_its_user_an_empty_row() -> None:
     assert Interactions.from_frame(frame, min_user_items=1).users.to_list() == [2]
 
 
-def test_numbers_of_ids_and_rows_of_numbers() -> None:
+def test_users_of_some_rows_come_in_the_order_of_their_ids() -> None:
     made = Interactions.from_frame(pl.DataFrame(ROWS))
-    assert made.user_numbers(["c", "a", "c"]).tolist() == [2, 0, 2]
-    assert made.item_numbers(pl.Series([30])).tolist() == [2]
-    assert made.user_numbers([]).tolist() == []
     chosen = made.select(np.array([2, 0]))
     assert chosen.users.to_list() == ["a", "c"]
     assert matrix(chosen) == [[5, 0, 0], [0, 3, 0]]
-    with pytest.raises(DropoutError, match="user_id: want known ids, got 2 unknown, the first 'q'"):
-        made.user_numbers(["a", "q", "r"])
 
 
 BROKEN = {
@@ -176,6 +171,10 @@ def test_settings_that_leave_nothing_are_refused() -> None:
         Interactions.from_frame(frame, at_least=6)
     with pytest.raises(DropoutError, match="at_least: want a column 'weight'"):
         Interactions.from_frame(frame.drop("weight"), at_least=1)
+    with pytest.raises(DropoutError, match="weight: want the column 'ratng', got .* without it"):
+        Interactions.from_frame(frame, weight="ratng")
+    with pytest.raises(DropoutError, match="weight: want the column 'ratng'"):
+        Interactions.from_frame(frame).encode(frame, weight="ratng")
     with pytest.raises(DropoutError, match="filters: want users with 9 items .* among 3 users and 3 items"):
         Interactions.from_frame(frame, min_user_items=9)
     with pytest.raises(DropoutError, match="no filters beside a fixed vocabulary"):

@@ -124,11 +124,37 @@ def test_a_restored_rival_scores_as_the_one_that_was_saved(name: str, matrix: cs
     assert first.scores(batch).equal(second.scores(batch))
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EASE(0), "regularisation: want more than 0, got 0"),
+        (lambda: EASE(float("nan")), "regularisation: want a finite number, got nan"),
+        (lambda: SLIM(alpha=-1), "alpha: want at least 0, got -1"),
+        (lambda: SLIM(l1_ratio=1.5), "l1_ratio: want at most 1, got 1.5"),
+        (lambda: SLIM(iterations=0), "iterations: want at least 1, got 0"),
+        (lambda: SLIM(top=2.5), "top: want a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: WMF(2.5), "factors: want a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: WMF(0), "factors: want at least 1, got 0"),
+        (lambda: WMF(regularisation=0.0), "regularisation: want more than 0, got 0.0"),
+        (lambda: WMF(alpha=0.0), "alpha: want more than 0"),
+        (lambda: WMF(iterations=0), "iterations: want at least 1"),
+        (lambda: WMF(seed=-1), "seed: want at least 0"),
+        (lambda: IALS(0), "factors: want at least 1, got 0"),
+        (lambda: IALS(unobserved=0.0), "unobserved: want more than 0"),
+        (lambda: IALS(regularisation=-1.0), "regularisation: want more than 0"),
+        (lambda: IALS(frequency=float("inf")), "frequency: want a finite number"),
+        (lambda: IALS(epochs=1.5), "epochs: want a whole number"),  # type: ignore[arg-type]
+        (lambda: IALS(seed=2**31), "seed: want at most 2,147,483,647"),
+    ],
+)
+def test_numbers_out_of_range_are_named(make: Any, words: str) -> None:
+    with pytest.raises(DropoutError, match=words):
+        make()
+
+
 def test_errors_say_what_to_do(matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DropoutError, match="call fit"):
         EASE(device="cpu").scores(Rows.from_csr(matrix).batch([0]))
-    with pytest.raises(DropoutError, match="want a positive number, got 0"):
-        EASE(0)
     with pytest.raises(DropoutError, match="want a scipy sparse matrix"):
         EASE(device="cpu").fit(np.ones((2, 2)))
     monkeypatch.setitem(sys.modules, "irspack", None)

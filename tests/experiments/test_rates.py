@@ -1,0 +1,456 @@
+"""Every task and every contestant at a small size, the one-step rule against enumeration, and verdicts against hand arithmetic."""
+
+import gzip
+import io
+import itertools
+import json
+import math
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import lbdrop
+from experiments.rates import figure, images, run, table, text, uci
+from experiments.rates.contestants import CONTESTANTS, GRID, Batches, Contestant, MaskPrior, chosen
+from experiments.rates.one_step import OneStep
+from experiments.rates.tasks import SMALL, TASKS, Data, Task
+from experiments.rates.tasks import chosen as chosen_tasks
+from lbdrop import Objective, masks
+from lbdrop.cli import reproduce_rates
+from lbdrop.dropout import learned_layers
+from lbdrop.errors import DropoutError
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of the published formats with few, generated examples."""
+    made, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    parts = {"train_x": (90, 28, 28), "train_y": (90,), "test_x": (12, 28, 28), "test_y": (12,)}
+    np.savez(made / "fashion-mnist.npz", **{  # pyright: ignore
+        name: random.integers(0, 10 if name.endswith("y") else 256, shape, dtype=np.uint8) for name, shape in parts.items()
+    })  # fmt: skip
+    with tarfile.open(made / "uci.tar", "w") as archive:
+        for name in uci.FOLDERS.values():
+            order = random.permutation(40)
+            files = {
+                "data.txt": random.normal(size=(40, 4)), "index_features.txt": np.arange(3), "index_target.txt": [3],
+                "index_train_0.txt": order[:36], "index_test_0.txt": order[36:],
+            }  # fmt: skip
+            for file, content in files.items():
+                written = io.BytesIO()
+                np.savetxt(written, content)
+                entry = tarfile.TarInfo(f"UCI_Datasets/{name}/data/{file}")
+                entry.size = written.tell()
+                written.seek(0)
+                archive.addfile(entry, written)
+    return made
+
+
+def tiny_task() -> Task:
+    """Two Gaussian clouds, 24 to train on; the whole path of a run in a few milliseconds."""
+
+    def load(folder: Path, seed: int) -> Any:
+        g = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(48, 5, generator=g), torch.arange(48) % 2
+        x = x + y[:, None]
+        return (x[:24], y[:24]), (x[24:36], y[24:36]), (x[36:], y[36:]), 1.0
+
+    def network(data: Data, rate: float) -> nn.Module:
+        return nn.Sequential(nn.Dropout(rate), nn.Linear(5, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 2))
+
+    return Task("tiny", "classification", load, network, epochs=2, batch=8, starts=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_loads_builds_and_takes_a_step(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "SIZES", (4, 4, 4))
+    task = TASKS[name]
+    data = task.data(folder, 0)
+    model = CONTESTANTS["tuned-layer"].model(task, data)
+    objective = CONTESTANTS["tuned-layer"].objective(model, data, 4, torch.Generator().manual_seed(0))
+    before = [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.01, lr=task.lr))
+    for _ in range(2):
+        loss = objective(task.losses, *(part[:4] for part in data.train))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert math.isfinite(float(loss.detach()))
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert len(learned_layers(model)) >= 2
+    losses = task.losses(model, *(part[:4] for part in data.train))
+    assert losses.shape == (4,)
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion-1000-mlp", "uci-yacht", "text"])
+def test_parts_share_no_example_and_the_seed_decides(name: str, folder: Path) -> None:
+    task = TASKS[name]
+    data = task.data(folder, 0)
+    again = task.data(folder, 0)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(data[:3], again[:3], strict=True))
+    if name.startswith("digits"):
+        assert [len(part[0]) for part in data[:3]] == [600, 200, 997]
+        assert not torch.equal(data.train[0], task.data(folder, 1).train[0])
+    if name == "uci-yacht":  # 36 rows to train on, a fifth of them validate
+        assert [len(part[0]) for part in data[:3]] == [29, 7, 4]
+        torch.testing.assert_close(data.train[0].mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(data.train[1].std(correction=0), torch.tensor(1.0))
+    if name == "text":  # a target is the next input
+        assert torch.equal(data.train[0][:, 1:], data.train[1][:, :-1])
+
+
+def test_no_character_sees_those_after_it() -> None:
+    model = text.Characters(20, 0.1).eval()
+    x = torch.randint(0, 20, (2, text.CONTEXT))
+    later = x.clone()
+    later[:, 30:] = 0
+    torch.testing.assert_close(model(x)[:, :30], model(later)[:, :30], rtol=1e-4, atol=1e-5)
+
+
+def test_official_files_read_like_the_packed_ones(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "fashion-mnist").mkdir()
+    with np.load(folder / "fashion-mnist.npz") as packed:
+        for name, file in images.IDX.items():
+            array = packed[name]
+            head = struct.pack(f">I{array.ndim}I", 0x0800 | array.ndim, *array.shape)
+            (tmp_path / "fashion-mnist" / file).write_bytes(gzip.compress(head + array.tobytes()))
+    ours, theirs = (images.fashion(30, each, 0) for each in (tmp_path, folder))
+    assert all(torch.equal(a, b) for x, y in zip(ours[:3], theirs[:3], strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fashion-1000-mlp", "uci-yacht"])
+def test_missing_data_say_where_to_get_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PLACES", images.PLACES[:1])  # this machine may have Debian's package
+    with pytest.raises(DropoutError, match="github.com"):
+        TASKS[name].data(tmp_path, 0)
+
+
+def test_regression_measures_are_in_the_datas_own_units() -> None:
+    model = uci.Regressor(3, 4, 0.1)
+    nn.init.constant_(model.log_variance, math.log(0.25))
+    task = TASKS["uci-yacht"]
+    found = task.measures(torch.zeros(1, 2, 1), torch.tensor([1.0, -1.0]), model, unit=10.0)
+    assert found["rmse"] == pytest.approx(10.0)
+    assert found["nll"] == pytest.approx(0.5 * (math.log(2 * math.pi * 25) + 4))
+    x, y = torch.randn(6, 3), torch.randn(6)
+    model.eval()
+    deterministic = task.measures(model(x)[None].detach(), y, model, unit=1.0)["nll"]
+    assert deterministic == pytest.approx(float(task.losses(model, x, y).mean().detach()), rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------------- contestants
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_every_contestant_runs_and_gives_a_complete_record(name: str, folder: Path) -> None:
+    contestant = CONTESTANTS[name]
+    record = run.run(tiny_task(), contestant, 0, folder=folder, epochs=1)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    for part in ("validation", "test"):
+        assert set(record[part]) == {"deterministic", "masks"}
+        assert set(record[part]["deterministic"]) == {"nll", "accuracy"}
+    assert len(record["rates"]) == (0 if contestant.scheme is None else 2)
+    moved = any(abs(layer["mean"] - contestant.start) > 1e-4 for layer in record["rates"].values())
+    assert moved == (not contestant.fixed)
+    assert record["history"][-1]["epoch"] == 1
+    assert record["provenance"]["versions"]["torch"]
+    if contestant.scheme is None:
+        assert record["test"]["deterministic"] == record["test"]["masks"]
+
+
+def test_a_seed_has_the_same_weights_and_batches_for_every_contestant() -> None:
+    task = tiny_task()
+    data = task.data(Path(), 3)
+    weights = []
+    for name in ("none", "fixed-0.5", "concrete", "tuned-layer", "kl-unit"):
+        torch.manual_seed(3)
+        model = CONTESTANTS[name].model(task, data)
+        weights.append(torch.cat([p.detach().flatten() for n, p in model.named_parameters() if "weight" in n]))
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+def test_rates_over_training_are_noted_at_no_more_than_twenty_points_beside_the_start() -> None:
+    record = run.run(tiny_task(), CONTESTANTS["tuned-layer"], 0, epochs=45)
+    epochs = [point["epoch"] for point in record["history"]]
+    assert epochs[0] == 0
+    assert epochs[-1] == 45
+    assert len(epochs) <= run.POINTS + 1
+
+
+def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
+    model = lbdrop.convert(nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.1), nn.Linear(50, 2)), verbose=False)
+    objective = Objective(model, MaskPrior())
+    optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.1, lr=1e-3))
+    x, y = torch.randn(16, 3), torch.randint(0, 2, (16,))
+    for _ in range(100):
+        optimizer.zero_grad()
+        objective(lambda m: F.cross_entropy(m(x), y, reduction="none")).backward()
+        optimizer.step()
+    assert learned_layers(model)["1"].p == pytest.approx(0.5, abs=0.03)
+
+
+def test_starts_run_on_the_tasks_that_compare_them() -> None:
+    everyone = {each.name for each in chosen("all", TASKS["digits"])}
+    assert everyone == set(CONTESTANTS)
+    assert everyone - {each.name for each in chosen("all", TASKS["uci-yacht"])} == {
+        "tuned-layer-0.05",
+        "tuned-layer-0.7",
+    }
+    assert len(chosen("grid,tuned-model", TASKS["digits"])) == len(GRID) + 2
+    with pytest.raises(DropoutError, match="contestant: want all, grid or among none.*got 'magic'"):
+        chosen("magic", TASKS["digits"])
+    assert [task.name for task in chosen_tasks("all-small")] == list(SMALL)
+
+
+def test_batches_come_in_a_new_order_and_whole() -> None:
+    examples = torch.arange(10.0)[:, None], torch.arange(10)
+    batches = Batches(examples, 4, torch.Generator().manual_seed(0))
+    first, second = list(batches), list(batches)
+    assert [len(x) for x, _ in first] == [4, 4]
+    assert not torch.equal(first[0][1], second[0][1])
+    assert len(list(Batches(examples, 64, torch.Generator()))) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- one step ahead
+
+
+def crossed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+@pytest.fixture
+def ahead() -> tuple[nn.Module, OneStep, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A network of two inputs and two hidden units after a few steps of Adam, so that momentum is there."""
+    net = nn.Sequential(nn.Dropout(0.3), nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.4), nn.Linear(2, 2))
+    model = lbdrop.convert(net, verbose=False).double()
+    batch = torch.randn(3, 2).double(), torch.tensor([0, 1, 1])
+    held_out = torch.randn(5, 2).double(), torch.tensor([0, 1, 0, 1, 1])
+    rule = OneStep(model, [held_out], every=1)
+    optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.01, lr=0.05))
+    rule.follow(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        rule(crossed, *batch).backward()
+        optimizer.step()
+    return model, rule, batch, held_out
+
+
+def moved(
+    weights: dict[str, nn.Parameter], tangents: dict[str, Tensor], by: float, look: Callable[[], Tensor]
+) -> Tensor:
+    with torch.no_grad():
+        for name, t in tangents.items():
+            weights[name].add_(by * t)
+        seen = look()
+        for name, t in tangents.items():
+            weights[name].sub_(by * t)
+    return seen
+
+
+def test_one_step_slopes_are_those_of_the_enumerated_expectation(ahead: Any) -> None:
+    model, rule, (x, y), held_out = ahead
+    tangents = rule.tangents(crossed, held_out)
+    first, second = learned_layers(model).values()
+
+    def expected() -> float:
+        """E f over all 16 masks, by central differences along the tangents; no code of the rule's."""
+        total, keeps = torch.zeros(()).double(), [float(layer.keep.detach()) for layer in (first, second)]
+        for z in itertools.product([0.0, 1.0], repeat=4):
+            chance = math.prod(k if v else 1 - k for k, v in zip([keeps[0]] * 2 + [keeps[1]] * 2, z, strict=True))
+            parts = {"0": torch.tensor(z[:2]).double(), "3": torch.tensor(z[2:]).double()}
+            with masks.fixed(model, parts):
+                up, down = (moved(rule.weights, tangents, h, lambda: crossed(model, x, y)) for h in (1e-4, -1e-4))
+            total = total - chance * (up - down).mean() / 2e-4
+        return float(total)
+
+    slopes = []
+    for layer in (first, second):
+        ends = []
+        for h in (1e-3, -2e-3):
+            layer.logit.data += h
+            ends.append(expected())
+        layer.logit.data += 1e-3
+        slopes.append((ends[0] - ends[1]) / 2e-3)
+    many = tuple(part.repeat_interleave(400, 0) for part in (x, y))
+    draws = torch.stack([torch.stack(rule.slopes(crossed, many)) for _ in range(25)])
+    error = draws.std(0) / len(draws) ** 0.5
+    assert (error < 0.3 * torch.tensor(slopes).abs().max()).all()  # else the test would say nothing
+    assert ((draws.mean(0) - torch.tensor(slopes)).abs() < 4 * error).all()
+
+
+def test_the_look_ahead_is_orthogonal_to_the_momentum(ahead: Any) -> None:
+    _, rule, _, held_out = ahead
+    assert rule.optimizer is not None
+    along = sum(
+        float((t * rule.optimizer.state[rule.weights[name]]["exp_avg"]).sum())
+        for name, t in rule.tangents(crossed, held_out).items()
+    )
+    size = sum(float(t.abs().sum()) for t in rule.tangents(crossed, held_out).values())
+    assert abs(along) < 1e-9 * size
+
+
+def test_weights_get_the_training_gradient_alone(ahead: Any) -> None:
+    model, rule, batch, _ = ahead
+    torch.manual_seed(5)
+    plain = torch.autograd.grad(crossed(model, *batch).mean(), list(rule.weights.values()))
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        parameter.grad = None
+    rule(crossed, *batch).backward()
+    for expected, weight in zip(plain, rule.weights.values(), strict=True):
+        torch.testing.assert_close(weight.grad, expected)
+    assert all(bool(logit.grad.abs() > 0) for logit in rule.logits)
+
+
+def test_another_optimiser_than_adam_is_refused(ahead: Any) -> None:
+    model, rule, _, _ = ahead
+    with pytest.raises(DropoutError, match="want Adam.*got SGD"):
+        rule.follow(torch.optim.SGD(model.parameters()))
+
+
+# ------------------------------------------------------------------------------------------------------- table, resume
+
+
+def test_verdicts_are_those_of_a_paired_t_test_done_by_hand() -> None:
+    # Differences −1, −2, −3: mean −2, standard error 1/√3, t = −2√3 with 2 degrees of freedom, p = 1 − t/√(2 + t²) = .0742.
+    found = table.paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert found["p"] == pytest.approx(1 - math.sqrt(12 / 14))
+    assert found["verdict"] == "level"
+    assert found["difference"] == -2.0
+    # −1, −1.1, −1.2: t = −1.1·√3/.1 = −19.05, p = .00274.
+    found = table.paired([1.0, 1.0, 1.0], [2.0, 2.1, 2.2])
+    assert found["p"] == pytest.approx(1 - math.sqrt(363 / 365))
+    assert found["verdict"] == "better"
+    assert table.paired([2.0, 2.1, 2.2], [1.0, 1.0, 1.0])["verdict"] == "worse"
+    assert table.paired([1.0, 1.0], [2.0, 2.1])["verdict"] == "too few seeds"
+    assert table.paired([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])["verdict"] == "level"
+
+
+def made_record(contestant: Contestant, seed: int, validation: float, test: float, rate: float = 0.2) -> dict[str, Any]:
+    def both(nll: float) -> dict[str, Any]:
+        return {how: {"nll": nll, "accuracy": 0.5} for how in ("deterministic", "masks")}
+
+    layers = {} if contestant.scheme is None else {"0": {"mean": rate, "min": rate, "max": rate}}
+    return {
+        "task": "tiny", "contestant": contestant.name, "label": contestant.label, "seed": seed,
+        "settings": run.settings(tiny_task(), contestant), "validation": both(validation), "test": both(test),
+        "rates": layers, "history": [{"epoch": e, "rates": {k: v["mean"] for k, v in layers.items()}} for e in (0, 1)],
+        "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule == "self-tuning" else 2.0},
+    }  # fmt: skip
+
+
+def made_records() -> list[dict[str, Any]]:
+    """Validation likes .3 on seed 0 and .5 on the others; the test likes .1, which nobody can know."""
+    found = []
+    for seed in range(3):
+        for name in table.FIXED:
+            validation = 1.0 - 0.5 * (name == ("fixed-0.3" if seed == 0 else "fixed-0.5"))
+            found.append(made_record(CONTESTANTS[name], seed, validation, 0.3 if name == "fixed-0.1" else 0.5))
+        found.append(made_record(CONTESTANTS["tuned-layer"], seed, 0.4, 0.4 + 0.01 * seed))
+        found.append(made_record(CONTESTANTS["loss-layer"], seed, 0.4, 0.9 + 0.01 * seed, rate=0.01))
+    return found
+
+
+def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None:
+    found = table.summary(made_records())
+    assert found["chosen"]["deterministic"]["rates"] == [0.3, 0.5, 0.5]
+    assert found["chosen"]["masks"]["nll"] == pytest.approx(0.5)
+    assert found["oracle"]["deterministic"]["contestant"] == "fixed-0.1"
+    tuned, loss = (found["contestants"][name] for name in ("tuned-layer", "loss-layer"))
+    assert tuned["against_grid"]["deterministic"]["verdict"] == "better"
+    assert tuned["cost_in_fixed_runs"] == 2.0
+    assert not tuned["collapsed"]
+    assert loss["against_grid"]["masks"]["verdict"] == "worse"
+    assert loss["collapsed"]
+    assert found["cost"]["grid_cpu_seconds"] == 14.0
+
+
+def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:
+    records = [record for record in made_records() if record["contestant"] != "fixed-0.7"]
+    found = table.summary(records)
+    assert found["seeds"] == []
+    assert "against_grid" not in found["contestants"]["tuned-layer"]
+
+
+def test_starts_are_compared_layer_by_layer() -> None:
+    rates = {"tuned-layer-0.05": 0.1, "tuned-layer": 0.2, "tuned-layer-0.7": 0.35}
+    records = [made_record(CONTESTANTS[name], 0, 1.0, 1.0, rate) for name, rate in rates.items()]
+    starts = table.summary(records)["starts"]
+    assert starts["apart_per_layer"]["0"] == pytest.approx(0.25)
+    assert starts["apart_mean_rate"] == pytest.approx(0.25)
+
+
+def test_an_older_record_of_the_same_run_is_replaced_and_other_settings_run_again(tmp_path: Path) -> None:
+    task, path, who = tiny_task(), tmp_path / "tiny.json", CONTESTANTS["none"]
+    for nll in (1.0, 2.0):
+        run.write(path, task, made_record(who, 0, nll, nll))
+    run.write(path, task, made_record(CONTESTANTS["fixed-0.3"], 0, 1.0, 1.0))
+    records = run.read(path)
+    assert [record["test"]["masks"]["nll"] for record in records] == [1.0, 2.0]
+    assert run.kept(records, task, who, 0)
+    assert not run.kept(records, task, who, 1)
+    assert not run.kept(records, replace(task, epochs=9), who, 0)
+    path.write_text("[1]")
+    with pytest.raises(DropoutError, match="want the records of a task"):
+        run.read(path)
+
+
+@pytest.fixture
+def app() -> Any:
+    import typer
+
+    made = typer.Typer()
+    made.command()(reproduce_rates.rates)
+    return made
+
+
+def test_command_runs_writes_and_skips_what_is_there(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "digits", replace(tiny_task(), name="digits"))
+    call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,tuned-layer", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, call)
+    assert first.exit_code == 0, first.output
+    assert "digits, self-tuning, per layer, seed 0: test nll" in first.output
+    assert (tmp_path / "rates.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert "| self-tuning, per layer | 1 |" in (tmp_path / "table.md").read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["digits"]["seeds"] == [0]
+    before = (tmp_path / "digits.json").read_text()
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a run that is there was run again")
+
+    monkeypatch.setattr(run, "run", never)
+    assert CliRunner().invoke(app, call).exit_code == 0
+    assert (tmp_path / "digits.json").read_text() == before
+
+
+def test_command_ends_in_one_line_where_data_or_names_are_missing(
+    app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "PLACES", images.PLACES[:1])
+    for call, words in (
+        (["--task", "fashion-1000-mlp"], "Fashion-MNIST: want"),
+        (["--task", "nothing"], "task: want all-small or among digits"),
+    ):
+        result = CliRunner().invoke(app, [*call, "--data", str(tmp_path / "none"), "--out", str(tmp_path)])
+        assert result.exit_code == 1
+        assert result.output.startswith(words)
+        assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_figure_needs_self_tuned_rates(tmp_path: Path) -> None:
+    assert figure.save({"tiny": [made_record(CONTESTANTS["none"], 0, 1.0, 1.0)]}, tmp_path / "rates.png") is None
