@@ -1,13 +1,20 @@
 """Shapes and types of the whole package are checked while the tests run."""
 
+import pytest
+import torch
 from jaxtyping import install_import_hook
+from torch import nn
 
 with install_import_hook("lbdrop", "beartype.beartype"):
     import lbdrop
 
-import pytest
-import torch
-from torch import nn
+# Not imported by the package itself. What works with tensors; the rest checks by hand what users give, which tests get wrong
+# on purpose.
+TENSORS = ("rows", "networks", "latent", "latent_priors", "flows", "likelihoods", "row_masks", "vae", "graphs", "evaluate")
+with install_import_hook(
+    ["lbdrop.metrics.ranking", *(f"lbdrop.recommend.{name}" for name in TENSORS)], "beartype.beartype"
+):
+    import lbdrop.recommend
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 

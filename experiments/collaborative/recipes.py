@@ -360,7 +360,8 @@ def _epoch(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _per_masks(found: Mapping[int, Report]) -> dict[str, Any]:
-    return {str(masks): {"mean": report.mean, "standard_error": report.error} for masks, report in found.items()}
+    records = {str(masks): report.record() for masks, report in found.items()}
+    return {masks: {name: record[name] for name in ("mean", "standard_error")} for masks, record in records.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

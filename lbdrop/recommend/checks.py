@@ -21,9 +21,9 @@ def check_number(
     value: Any,
     *,
     whole: bool = False,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
+    least: int | float | None = None,
+    above: int | float | None = None,
+    most: int | float | None = None,
 ) -> None:
     """An error unless the value is a finite number, whole if it must be, and from ``least`` or beyond ``above`` to ``most``.
 

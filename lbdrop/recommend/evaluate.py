@@ -41,7 +41,8 @@ class HeldOutRows(NamedTuple):
     held_out: Rows
 
     @classmethod
-    def on(cls, held_out: HeldOut, device: torch.device | str | None) -> "HeldOutRows":
+    def on(cls, held_out: Any, device: torch.device | str | None) -> "HeldOutRows":
+        """From :class:`HeldOut`, or anything with its two matrices."""
         pair = cls(Rows.from_csr(held_out.fold_in, device), Rows.from_csr(held_out.held_out, device))
         if pair.fold_in.users != pair.held_out.users or pair.fold_in.items != pair.held_out.items:
             raise DropoutError(
