@@ -10,7 +10,18 @@ with install_import_hook("lbdrop", "beartype.beartype"):
 
 # Not imported by the package itself. What works with tensors; the rest checks by hand what users give, which tests get wrong
 # on purpose.
-TENSORS = ("rows", "networks", "latent", "latent_priors", "flows", "likelihoods", "row_masks", "vae", "graphs", "evaluate")
+TENSORS = (
+    "rows",
+    "networks",
+    "latent",
+    "latent_priors",
+    "flows",
+    "likelihoods",
+    "row_masks",
+    "vae",
+    "graphs",
+    "evaluate",
+)
 with install_import_hook(
     ["lbdrop.metrics.ranking", *(f"lbdrop.recommend.{name}" for name in TENSORS)], "beartype.beartype"
 ):
