@@ -42,7 +42,7 @@ def _panel(panel: Any, task: str, runs: Sequence[Record]) -> None:
         same = [history for history in same if [point["epoch"] for point in history] == epochs]
         for index, layer in enumerate(layers):
             rates = [sum(h[i]["rates"][layer] for h in same) / len(same) for i in range(len(epochs))]
-            label = f"layer {layer}" if style == "-" else None
+            label = f"layer {layer.removeprefix('layers.')}" if style == "-" else None
             panel.plot(epochs, rates, style, color=f"C{index % 10}", linewidth=1.4, label=label)
     panel.set(title=task, xlabel="epoch", ylim=(0, 1))
     panel.grid(alpha=0.3)

@@ -116,7 +116,8 @@ def _contestant(
         best = by[oracle["deterministic"]["contestant"]]
         against = paired(*([r[seed]["test"]["deterministic"]["nll"] for seed in common] for r in (runs, best)))
         behind = against["difference"] > 2 * against.get("standard_error", float("inf"))
-        low = bool(layers) and max(found["rates"].values()) < LEVEL
+        # Rates near 0 are a collapse only where some fixed rate is better than no dropout.
+        low = bool(layers) and max(found["rates"].values()) < LEVEL and oracle["deterministic"]["contestant"] != "none"
         found["collapsed"] = bool(low and behind and not CONTESTANTS[name].fixed)
     return found
 
