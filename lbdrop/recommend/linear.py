@@ -223,10 +223,10 @@ class WMF(_Factors):
 
     def fit(self, matrix: Any) -> "WMF":
         als, threads = _rival("implicit.cpu.als"), _rival("threadpoolctl")
-        learner = als.AlternatingLeastSquares(
-            self.factors, self.regularisation, self.alpha, iterations=self.iterations, random_state=self.seed
-        )
         with threads.threadpool_limits(1, "blas"):  # its own threads each call BLAS: more would stand in their way
+            learner = als.AlternatingLeastSquares(
+                self.factors, self.regularisation, self.alpha, iterations=self.iterations, random_state=self.seed
+            )
             learner.fit(_binary(matrix), show_progress=False)
         self.state = {"items": torch.from_numpy(np.asarray(learner.item_factors)).to(self.device)}
         return self

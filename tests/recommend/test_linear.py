@@ -70,6 +70,7 @@ def test_ease_predicts_an_item_without_the_item_itself() -> None:
     assert model.state["weights"][0, 2] == 0
 
 
+@pytest.mark.filterwarnings("ignore:OpenBLAS is configured")
 def test_wmf_folds_users_in_as_implicit_recalculates_them(matrix: csr_array) -> None:
     from implicit.cpu.als import AlternatingLeastSquares
 
