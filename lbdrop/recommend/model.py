@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int64
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from scipy.sparse import csr_array
-from torch import Tensor
 
 from lbdrop.errors import DropoutError
 from lbdrop.metrics.ranking import top_items
@@ -38,6 +35,7 @@ from lbdrop.recommend.protocol import HeldOut, fold_in
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.scoring import Best, Scoring, best_items, scoring, users_at_once, with_fallback
 from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.similar import likeness
 from lbdrop.recommend.streaming import to_parquet
 from lbdrop.recommend.vae import VAE
 from lbdrop.records import provenance
@@ -250,7 +248,7 @@ class Recommender:
         """
         known, ids = self._known(), as_list(items, "items")
         numbers = torch.from_numpy(known.item_numbers(ids))
-        scores = self._likeness(numbers).float().cpu()
+        scores = likeness(self.model_, numbers).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), numbers), k)
         found = ranked(Best(best, scores.gather(1, best.clamp(min=0)), None), ids, self.items_, spread=False)
         names = {"user_id": "item_id", "item_id": "similar_item_id"}
@@ -397,16 +395,3 @@ class Recommender:
         scored = self._scored(samples)
         with torch.no_grad():
             yield from best_items(scored, on_device, k, filter_viewed=filter_viewed, allowed=allowed, batch=batch)
-
-    def _likeness(self, numbers: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
-        model, numbers = self.model_, numbers.to(device_of(self.model_))
-        if isinstance(model, Linear):
-            if "weights" in model.state:
-                return model.state["weights"][numbers]
-            if "items" not in model.state:
-                raise DropoutError(f"similar_items: want a method that knows items apart, got {self.choice.method!r}")
-            vectors = model.state["items"]
-        else:
-            vectors = model.item_vectors.detach()
-        vectors = F.normalize(vectors.float(), dim=1)
-        return vectors[numbers] @ vectors.T

@@ -231,7 +231,7 @@ class Decoder(nn.Module):
 def aligned(items: int) -> int:
     """Columns of a table of items such that every row starts where a GPU's products want it.
 
-    Rows of 17,767 half-precision numbers start at odd addresses, and their products take five times as long.
+    Rows of 17,767 half-precision numbers start at odd addresses, and their products take slower kernels.
     """
     return -(-items // 64) * 64
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lbdrop.errors import DropoutError
-from lbdrop.report.runs import Json, files, load
+from lbdrop.report.runs import Json, distinct
 
 __all__ = ["GRIDS", "MEASURES", "METHODS", "PAPER", "USERS", "key", "read"]
 
@@ -75,21 +75,7 @@ def key(run: Json) -> str:
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """All runs of these files and folders, each with the ``file`` it came from; what is no such run raises."""
-    runs: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for path in files(paths):
-        run = load(path)
-        if run.get("kind") == "summary" and path not in paths:
-            continue  # what an earlier report left in the folder
-        _check(path, run)
-        run["file"] = str(path)
-        earlier = runs.setdefault((run["dataset"], key(run), run["seed"]), run)
-        if earlier is not run:
-            raise DropoutError(
-                f"{path}: same data, method, rate and seed as {earlier['file']}; leave one of the two out"
-            )
-    if not runs:
-        raise DropoutError(f"{', '.join(map(str, paths))}: want run records, got no .json; name files or their folder")
-    return list(runs.values())
+    return distinct(paths, _check, lambda run: (run["dataset"], key(run), run["seed"]), "data, method, rate and seed")
 
 
 def _check(path: Path, run: Json) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["METRICS", "Json", "files", "key", "load", "read"]
+__all__ = ["METRICS", "Json", "distinct", "files", "key", "load", "read"]
 
 Json = Mapping[str, Any]
 
@@ -35,19 +35,27 @@ NEVER_NULL = ("test.accuracy", "test.nll", "validation.nll")
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """All runs of these files and folders, each with the ``file`` it came from; what is no such run raises."""
-    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    runs = distinct(paths, _check, lambda run: (key(run), run["seed"]), "method, rate and seed")
+    recipes = sorted({str(run["recipe"]) for run in runs})
+    if len(recipes) > 1:
+        raise DropoutError(f"recipes {', '.join(recipes)} are mixed; report on the runs of one at a time")
+    return runs
+
+
+def distinct(
+    paths: Sequence[Path], check: Callable[[Path, Json], None], identity: Callable[[Json], Any], told: str
+) -> list[dict[str, Any]]:
+    """The records of these files and folders, checked, each with its ``file``; two of one identity raise, and none."""
+    runs: dict[Any, dict[str, Any]] = {}
     for path in files(paths):
         run = load(path)
         if run.get("kind") == "summary" and path not in paths:
             continue  # what an earlier report left in the folder
-        _check(path, run)
+        check(path, run)
         run["file"] = str(path)
-        earlier = runs.setdefault((key(run), run["seed"]), run)
+        earlier = runs.setdefault(identity(run), run)
         if earlier is not run:
-            raise DropoutError(f"{path}: same method, rate and seed as {earlier['file']}; leave one of the two out")
-    recipes = sorted({str(run["recipe"]) for run in runs.values()})
-    if len(recipes) > 1:
-        raise DropoutError(f"recipes {', '.join(recipes)} are mixed; report on the runs of one at a time")
+            raise DropoutError(f"{path}: same {told} as {earlier['file']}; leave one of the two out")
     if not runs:
         raise DropoutError(f"{', '.join(map(str, paths))}: want run records, got no .json; name files or their folder")
     return list(runs.values())

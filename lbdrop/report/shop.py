@@ -62,8 +62,8 @@ def scores(shop: Json) -> str:
     heads = "".join(f"<th scope=col>{label}</th>" for label in (*MEASURES.values(), "drop rates", "epochs"))
     note = (
         '<p class="note">± is the standard error over customers. The best contestant of each column is bold, whether or not'
-        " clearly best. One training run each, with the library's default settings, stopped by customers held out from the"
-        " training ones; another seed moves the NDCG@100 of an autoencoder by up to 0.01. Drop rates: of nine in ten"
+        " clearly best. One training run each, with the settings each method has by default, stopped by customers held out"
+        " from the training ones; another seed moves the NDCG@100 of an autoencoder by up to 0.01. Drop rates: of nine in ten"
         " items.</p>"
     )
     return f'<table class="cards"><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>{note}'
