@@ -21,7 +21,9 @@ def cifar10(
     seed: Annotated[int, typer.Option(min=0, help="Draws weights, batches and masks.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="With --method all: seeds 0 to this less one.")] = 3,
     recipe: Annotated[str, typer.Option(help="'fast', or 'paper' for the published one.")] = "fast",
-    rate: Annotated[float, typer.Option(help="The fixed drop rate, or the one to start from.")] = 0.5,
+    rate: Annotated[
+        float | None, typer.Option(help="The fixed drop rate, or the one to start from; the recipe's unless told.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="The recipe's unless told.")] = None,
     size: Annotated[int | None, typer.Option(min=32, help="Side of the images; the recipe's unless told.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images a step; the recipe's unless told.")] = None,
@@ -53,10 +55,10 @@ def cifar10(
             raise DropoutError(
                 f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[vision]'"
             ) from error
-        given: dict[str, Any] = {"epochs": epochs, "size": size, "batch": batch, "lr": lr}
-        base = recipes.Settings(method="lbd-unit" if method == "all" else method, seed=seed, recipe=recipe, rate=rate)
-        chosen = recipes.RECIPES.get(recipe, {}) | {name: value for name, value in given.items() if value is not None}
-        base = replace(base.check(), **chosen)
+        given: dict[str, Any] = {"epochs": epochs, "size": size, "batch": batch, "lr": lr, "rate": rate}
+        base = recipes.Settings(method="lbd-unit" if method == "all" else method, seed=seed, recipe=recipe).check()
+        usual = {"rate": recipes.METHODS[base.method].starts[0]} | recipes.RECIPES[recipe]
+        base = replace(base, **usual | {name: value for name, value in given.items() if value is not None})
         runs = list(recipes.contestants(base, seeds)) if method == "all" else [base]
         folder = out if out is not None else Path(recipes.__file__).parent / "results"
         with writing(folder):

@@ -46,7 +46,7 @@ def test_every_method_runs_and_records_everything(method: str) -> None:
     assert len(record["certainty"]["least"]) == len(record["certainty"]["most"]) == 12
     assert 0 <= record["ood"]["entropy"] <= 1
     learned = recipes.METHODS[method][1].learns
-    moved = any(abs(layer["mean"] - 0.5) > 1e-6 for layer in record["rates"].values())
+    moved = any(abs(layer["mean"] - SMALL.rate) > 1e-6 for layer in record["rates"].values())
     assert moved == learned
 
 
@@ -55,7 +55,7 @@ def test_one_rate_is_one_parameter_and_the_grid_is_whole() -> None:
     names = [name for name, _ in network.named_parameters() if "logit" in name]
     assert names == ["classifier.2.logit"]
     runs = list(recipes.contestants(SMALL, 2))
-    assert len({run.name for run in runs}) == len(runs) == 2 * (10 + 5)
+    assert len({run.name for run in runs}) == len(runs) == 2 * (11 + 5 + 1)
     assert sorted({run.rate for run in runs if run.method == "mc"}) == list(recipes.GRID)
 
 
@@ -120,9 +120,9 @@ def test_the_command_from_files_to_report(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 0, done.output
-    assert len(list((tmp_path / "runs").glob("*.json"))) == 15
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 17
     again = CliRunner().invoke(app, call)
-    assert again.output.count("there already") == 15
+    assert again.output.count("there already") == 17
     report = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")])
     assert report.exit_code == 0, report.output
     assert "LBD, a rate per unit" in (tmp_path / "report" / "table.md").read_text()
