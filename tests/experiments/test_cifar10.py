@@ -55,7 +55,7 @@ def test_one_rate_is_one_parameter_and_the_grid_is_whole() -> None:
     names = [name for name, _ in network.named_parameters() if "logit" in name]
     assert names == ["classifier.2.logit"]
     runs = list(recipes.contestants(SMALL, 2))
-    assert len({run.name for run in runs}) == len(runs) == 2 * (11 + 5 + 1)
+    assert len({run.name for run in runs}) == len(runs) == 2 * (10 + 5 + 5 + 1)
     assert sorted({run.rate for run in runs if run.method == "mc"}) == list(recipes.GRID)
 
 
@@ -120,9 +120,9 @@ def test_the_command_from_files_to_report(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 0, done.output
-    assert len(list((tmp_path / "runs").glob("*.json"))) == 17
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 21
     again = CliRunner().invoke(app, call)
-    assert again.output.count("there already") == 17
+    assert again.output.count("there already") == 21
     report = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")])
     assert report.exit_code == 0, report.output
     assert "LBD, a rate per unit" in (tmp_path / "report" / "table.md").read_text()
