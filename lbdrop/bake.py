@@ -12,10 +12,12 @@ from lbdrop.convert import Inserted, replace_modules
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import HOMOGENEOUS, Neighbours, neighbours
+from lbdrop.lora import GatedRanks
 from lbdrop.recurrent import LearnableRecurrent
 
 __all__ = ["bake"]
 
+WRAPPERS = (LearnableAttention, LearnableRecurrent, GatedRanks)  # each folds its own dropout, by plain()
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -43,12 +45,7 @@ def bake(model: nn.Module) -> Any:
 def fold(model: Any, gains: dict[str, Tensor]) -> Any:
     """Multiply each dropout's units by its gain, in the weights around it, and leave plain modules in its place."""
     around = neighbours(model) if any((gain != 1).any() for gain in gains.values()) else {}
-    wrapped = {
-        id(inner)
-        for module in model.modules()
-        if isinstance(module, LearnableAttention | LearnableRecurrent)
-        for inner in module.modules()
-    }
+    wrapped = {id(inner) for module in model.modules() if isinstance(module, WRAPPERS) for inner in module.modules()}
     new: dict[str, nn.Module] = {}
     for name, gain in gains.items():
         if id(model.get_submodule(name)) in wrapped or name.endswith("learned_attention_dropout"):
@@ -60,12 +57,8 @@ def fold(model: Any, gains: dict[str, Tensor]) -> Any:
 
 
 def unwrap(model: Any) -> Any:
-    """Give attention, recurrent and inserted wrappers back as the modules they were made from."""
-    plain = {
-        name: module.plain()
-        for name, module in model.named_modules()
-        if isinstance(module, LearnableAttention | LearnableRecurrent)
-    }
+    """Give attention, recurrent, gated and inserted wrappers back as the modules they were made from."""
+    plain = {name: module.plain() for name, module in model.named_modules() if isinstance(module, WRAPPERS)}
     model = replace_modules(model, plain)
     model = replace_modules(model, {n: m[0] for n, m in model.named_modules() if isinstance(m, Inserted)})
     huggingface.unroute_attention(model)

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lbdrop import huggingface
+from lbdrop import huggingface, lora
 from lbdrop.attention import LearnableAttention
 from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale
 from lbdrop.errors import DropoutError
@@ -60,6 +60,7 @@ def convert(
     after: Sequence[str] = (),
     example: Any = None,
     share: Sequence[Sequence[str]] = (),
+    rank_gates: float | None = None,
     unreached: str = "error",
     verbose: bool = True,
 ) -> Model:
@@ -67,7 +68,8 @@ def convert(
 
     Args:
         model: any module. Reaches ``nn.Dropout``, ``Dropout1d/2d/3d``, ``AlphaDropout``, and the dropout inside
-            ``nn.MultiheadAttention``, the transformer layers, ``nn.LSTM/GRU/RNN`` and the attention of Hugging Face models.
+            ``nn.MultiheadAttention``, the transformer layers, ``nn.LSTM/GRU/RNN``, the attention of Hugging Face models and
+            the LoRA adapters of ``peft`` that are in use.
         scheme: ``"learned"``, or a rival in the same places: ``"concrete"``, ``"gaussian"``, ``"mc"`` (fixed, on at
             test) or ``"regular"`` (fixed, off at test).
         rate: the drop rate to start from; by default each dropout's own.
@@ -76,6 +78,8 @@ def convert(
         after: names of modules to put a new dropout behind, beside those that are there.
         example: a batch to run once, which shows how many units reach each dropout; needed for ``per="unit"``.
         share: groups of names of dropouts that share one rate.
+        rank_gates: also a learned gate for each rank of each LoRA adapter, at this price: how many nats a rank has to take off
+            the loss summed over the training set (:mod:`lbdrop.lora`). :func:`lbdrop.prune` then cuts those that do not.
         unreached: ``"error"`` or ``"warn"``, about dropout in functions and layers that cannot be reached.
         verbose: say what was changed.
 
@@ -90,12 +94,15 @@ def convert(
         raise DropoutError(f"per: want 'unit', 'layer' or 'model', got {per!r}")
     if rate is not None and not 0 < rate < 1:
         raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
+    if rank_gates is not None and (scheme != "learned" or rank_gates < 0):
+        raise DropoutError(f"rank_gates: want a price of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}")
     if any(True for m in model.modules() if isinstance(m, NoiseLayer)):
         raise DropoutError(f"{type(model).__name__} has learned dropouts already; convert a model once")
     attention = huggingface.attention_modules(model)
     elsewhere = {f"{site.name}.{site.attribute}" for site in attention}
     sites, idle = _sites(model, rate, elsewhere)
     sites += _insertions(model, after)
+    sites += _gates(model, rank_gates) if rank_gates is not None else []
     unreachable = _unreachable(model) + [s for s in functional_sites(model) if not huggingface.reaches(s, attention)]
     if unreachable:
         complain(f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached)
@@ -150,11 +157,12 @@ def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[l
     sites: list[_Site] = []
     idle: list[str] = []
     sequence_first = _sequence_first(model)
+    adapters = lora.dropouts(model)
     for name, module in model.named_modules():
         site: _Site | None = None
-        if name in elsewhere or _has_own_forward(module):
+        if name in elsewhere or not adapters.get(name, True) or _has_own_forward(module):
             continue
-        if isinstance(module, PLAIN):
+        if isinstance(module, PLAIN) or name in adapters:
             site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
         elif isinstance(module, nn.MultiheadAttention):
             site = _attention_site(name, module)
@@ -231,6 +239,11 @@ def _insertions(model: nn.Module, after: Sequence[str]) -> list[_Site]:
         return Inserted(module, make(width, channels=channels))
 
     return [_Site(name, 0.5, lambda make, m=names[name]: swap(make, m)) for name in after]
+
+
+def _gates(model: nn.Module, price: float) -> list[_Site]:
+    found = lora.rank_projections(model)
+    return [_Site(name, lora.START, lambda make, m=down: lora.GatedRanks.of(m, price)) for name, down in found.items()]
 
 
 def _sequence_first(model: nn.Module) -> set[str]:

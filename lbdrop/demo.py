@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lbdrop.demo_measures import RateHistory, measure, over_training, pavpu_curve, plain, rate_ranges, summary
 from lbdrop.dropout import LearnableDropout, learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.metrics import accuracy, brier, ece, nll, reliability_curve
+from lbdrop.metrics import reliability_curve
 from lbdrop.objective import Objective, parameter_groups
 from lbdrop.predict import Predictive, predict
 from lbdrop.records import provenance
@@ -46,6 +47,7 @@ SELECTION = {
 """How the settings came about; part of every result, since it says how far the test numbers can be trusted."""
 
 SPLIT_SEED = 1  # 0 is the split on which the settings were chosen
+POINTS = 24  # times that rates are noted in the course of a training, at most
 
 Tick = Callable[[str, int], None]
 """Told after each epoch: whose it was, and what it cost in epochs of plain training."""
@@ -176,13 +178,19 @@ def one_thread() -> Iterator[None]:
 
 
 def train(
-    contestant: Contestant, strength: float, seed: int, data: Examples, settings: Settings, tick: Tick | None = None
-) -> Network:
-    """One network of one contestant, trained for all epochs; no early stopping for anyone."""
+    contestant: Contestant, strength: float, seed: int, data: Examples, settings: Settings, tick: Tick | None = None,
+    history: RateHistory | None = None,
+) -> Network:  # fmt: skip
+    """One network of one contestant, trained for all epochs; no early stopping for anyone. Fills ``history`` if given."""
+    every = math.ceil(settings.epochs / POINTS)
     with seeded(seed):
         network = Network(settings.hidden, lambda units: contestant.dropout(units, settings)).train()
         loss_of, optimizer = _method(network, contestant, strength, settings)
-        for _ in range(settings.epochs):
+        for epoch in range(settings.epochs + 1):
+            if history is not None and (epoch % every == 0 or epoch == settings.epochs):
+                history[epoch] = {name: layer.p for name, layer in learned_layers(network).items()}
+            if epoch == settings.epochs:
+                break
             for rows in torch.randperm(len(data.y)).split(settings.batch):
                 optimizer.zero_grad()
                 loss_of(data.x[rows], data.y[rows]).backward()
@@ -227,11 +235,6 @@ def predictive(network: Network, contestant: Contestant, x: Tensor, settings: Se
         return Predictive.of(torch.stack([network.train()(x) for _ in range(passes)]))
 
 
-def measure(probs: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> dict[str, float]:
-    """All four measures by name."""
-    return {m.__name__: round(float(m(probs, labels)), 6) for m in (accuracy, nll, brier, ece)}
-
-
 def rates(network: Network, contestant: Contestant) -> dict[str, list[float]]:
     """The drop rates behind each hidden layer: one number, or one per unit."""
     if contestant.rate is not None:
@@ -241,14 +244,8 @@ def rates(network: Network, contestant: Contestant) -> dict[str, list[float]]:
     }
 
 
-def summary(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard error over seeds; one seed has no error to tell."""
-    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "se": error}
-
-
-def uncertain(probs: Predictive, examples: Examples, count: int) -> list[dict[str, Any]]:
-    """The examples with the largest predictive entropy, most uncertain first."""
+def uncertain(probs: Predictive, examples: Examples, count: int, most: bool = True) -> list[dict[str, Any]]:
+    """The examples with the largest predictive entropy, most uncertain first; or else with the smallest."""
     assert probs.entropy is not None
     return [
         {
@@ -259,7 +256,7 @@ def uncertain(probs: Predictive, examples: Examples, count: int) -> list[dict[st
             "entropy": round(float(probs.entropy[i]), 4),
             "probability": round(float(probs.mean[i].max()), 4),
         }
-        for i in probs.entropy.argsort(descending=True)[:count].tolist()
+        for i in probs.entropy.argsort(descending=most)[:count].tolist()
     ]
 
 
@@ -275,8 +272,10 @@ def run(settings: Settings, tick: Tick | None = None) -> dict[str, Any]:
         networks[contestant.name] = contestant, network
     shown = min((e for e in entries if e["kind"].startswith("per")), key=lambda e: e["validation"])["name"]
     contestant, network = networks[shown]
-    digits = uncertain(predictive(network, contestant, data.test.x, settings, seed=0), data.test, settings.pictures)
+    probs = predictive(network, contestant, data.test.x, settings, seed=0)
+    digits, certain = (uncertain(probs, data.test, settings.pictures, most) for most in (True, False))
     result: dict[str, Any] = {
+        "experiment": "demo",
         "settings": asdict(settings),
         "seeds": list(range(settings.seeds)),
         "data": {"name": "scikit-learn digits", "split_seed": SPLIT_SEED}
@@ -285,7 +284,7 @@ def run(settings: Settings, tick: Tick | None = None) -> dict[str, Any]:
         "provenance": provenance(),
         "contestants": entries,
         "comparisons": [compare(entries, shown, e["name"]) for e in entries if e["name"] != shown],
-        "uncertain": {"contestant": shown, "seed": 0, "digits": digits},
+        "uncertain": {"contestant": shown, "seed": 0, "digits": digits, "certain": certain},
     }
     result["findings"] = findings(result)
     result["seconds"] = round(time.perf_counter() - began, 1)
@@ -297,23 +296,30 @@ def _enter(
 ) -> tuple[dict[str, Any], Network]:
     """One contestant's part of the result, and its network of seed 0."""
 
-    def trained(strength: float, seed: int) -> Network:
-        return train(contestant, strength, seed, data.train, settings, tick)
+    histories: dict[tuple[float, int], RateHistory] = {}
 
-    def validated(network: Network, seed: int) -> float:
-        probs = predictive(network, contestant, data.validation.x, settings, seed).mean
-        return measure(probs, data.validation.y)["nll"]
+    def trained(strength: float, seed: int) -> Network:
+        history = histories.setdefault((strength, seed), {})
+        return train(contestant, strength, seed, data.train, settings, tick, history)
+
+    def validated(network: Network, seed: int) -> Predictive:
+        return predictive(network, contestant, data.validation.x, settings, seed)
+
+    def validation_nll(probs: Predictive) -> float:
+        return measure(probs.mean, data.validation.y)["nll"]
 
     tried = {strength: trained(strength, seed=0) for strength in settings.strengths}
-    search = {strength: validated(network, seed=0) for strength, network in tried.items()}
+    search = {strength: validation_nll(validated(network, seed=0)) for strength, network in tried.items()}
     strength = min(search, key=lambda key: search[key])
     # Seed 0 of the search is seed 0 of the result: nothing is trained twice.
     networks = [tried[strength], *(trained(strength, seed) for seed in range(1, settings.seeds))]
-    probs = [predictive(net, contestant, data.test.x, settings, seed).mean for seed, net in enumerate(networks)]
+    validation = [validated(network, seed) for seed, network in enumerate(networks)]
+    tests = [predictive(net, contestant, data.test.x, settings, seed) for seed, net in enumerate(networks)]
+    probs = [each.mean for each in tests]
     per_seed = [
         {
             "seed": seed,
-            "validation": {"nll": validated(network, seed)},
+            "validation": {"nll": validation_nll(validation[seed])},
             "test": measure(probs[seed], data.test.y),
             "rates": rates(network, contestant),
         }
@@ -327,22 +333,13 @@ def _enter(
         "search": [{"strength": key, "validation_nll": value} for key, value in search.items()],
         "validation": float(np.mean([part["validation"]["nll"] for part in per_seed])),
         "test": {name: summary([part["test"][name] for part in per_seed]) for name in per_seed[0]["test"]},
-        "rates": _rate_ranges(per_seed) if contestant.rate != 0 else {},
-        "reliability": {name: _plain(values) for name, values in vars(curve).items()},
+        "rates": rate_ranges(per_seed) if contestant.rate != 0 else {},
+        "rates_over_training": over_training([histories[strength, seed] for seed in range(settings.seeds)]),
+        "reliability": {name: plain(values) for name, values in vars(curve).items()},
+        "pavpu_curve": pavpu_curve(tests, data.test.y, validation),
         "per_seed": per_seed,
     }
     return entry, networks[0]
-
-
-def _rate_ranges(per_seed: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Per layer, over seeds and units: the mean, and the range that nine in ten fall into."""
-    pooled = {name: np.concatenate([part["rates"][name] for part in per_seed]) for name in per_seed[0]["rates"]}
-    what = {"mean": np.mean, "low": lambda v: np.quantile(v, 0.05), "high": lambda v: np.quantile(v, 0.95)}
-    return {name: {key: float(of(values)) for key, of in what.items()} for name, values in pooled.items()}
-
-
-def _plain(values: Tensor) -> list[float | None]:
-    return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]
 
 
 def compare(entries: Sequence[Mapping[str, Any]], name: str, rival: str, metric: str = "nll") -> dict[str, Any]:

@@ -10,6 +10,7 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -20,9 +21,13 @@ from lbdrop.errors import DropoutError
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
 
-__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "learned_layers", "noise_layers"]
+__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "hold_in_range", "learned_layers", "noise_layers"]
 
 Scale = Literal["inverted", "none", "alpha"]
+
+# Learned rates stay between .001 and .999. Beyond, a batch of masks is all ones or all zeros, and an estimator that sees no
+# difference has no gradient to bring the rate back by.
+FURTHEST_LOGIT = math.log(999)
 
 # The value that a dropped SELU activation takes: -λα of Klambauer et al. 2017.
 SELU_FLOOR = -1.7580993408473766
@@ -42,7 +47,7 @@ class NoiseLayer(nn.Module):
 
     Args:
         units: how many units the layer has, each with a rate of its own; ``None`` for one rate.
-        rate: the drop rate to start from, strictly between 0 and 1.
+        rate: the drop rate to start from, strictly between 0 and 1; one that is learned stays between .001 and .999.
         channels: drop whole channels, one draw for ``x[b, c]`` of a map (batch, channels, …), as ``nn.Dropout2d``
             does; otherwise one draw per element, as ``nn.Dropout`` does.
         unit_dim: the axis of the units; 1 where ``channels`` is set, the last one otherwise.
@@ -60,6 +65,8 @@ class NoiseLayer(nn.Module):
     """Whether the rate is a parameter."""
     estimated: ClassVar[bool] = False
     """Whether the rate's gradient comes from an estimator, that is, inside an objective alone."""
+    logit_range: ClassVar[tuple[float, float]] = (-FURTHEST_LOGIT, FURTHEST_LOGIT)
+    """Where training keeps the logits: rates from .001 to .999, from which they can come back."""
     samples_at_test: bool = True
     """Whether :func:`lbdrop.predict` draws masks here."""
 
@@ -313,3 +320,18 @@ def noise_layers(model: nn.Module) -> dict[str, NoiseLayer]:
             " LearnableDropout"
         )
     return layers
+
+
+def hold_in_range(layers: Iterable[NoiseLayer]) -> None:
+    """Put logits that a step drove out of their range back to its edge, where they still have a gradient.
+
+    A projection of the parameters between two steps: the gradients of each step stay exact for the rates it is taken at.
+    """
+    found = {id(layer.logit): layer for layer in layers if layer.learns and layer.logit.requires_grad}
+    if not found:
+        return
+    # By .data: losses of an earlier call may still be waiting for their backward pass, and within the range nothing changes.
+    logits = [layer.logit.data for layer in found.values()]
+    low, high = zip(*(layer.logit_range for layer in found.values()), strict=True)
+    torch._foreach_clamp_min_(logits, list(low))
+    torch._foreach_clamp_max_(logits, list(high))

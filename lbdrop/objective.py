@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop import estimators
-from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
+from lbdrop import estimators, processes
+from lbdrop.dropout import NoiseLayer, hold_in_range, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.finite import Watch
 from lbdrop.passes import Drawer, run
 from lbdrop.rules import Bound, Rule
 from lbdrop.selftuning import SelfTuning
-from lbdrop.step import Step, refuse_infinite
+from lbdrop.step import Step
 from lbdrop.watch import functional_dropout
 
 __all__ = ["Objective", "parameter_groups"]
@@ -45,9 +48,9 @@ class _Batch:
         return self._objective.evaluate(self._bound(self._batch), estimator)
 
     def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
-        result = self._objective.run(self._bound(self._batch), masks, drawer)
-        if self._objective.check:
-            refuse_infinite(torch.isfinite(result))
+        bound = self._bound(self._batch)
+        result = self._objective.run(bound, masks, drawer)
+        self._objective.watch.losses(result, bound)
         return result
 
     def elsewhere(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
@@ -58,8 +61,7 @@ class _Batch:
             )
         result = self._losses(self._objective.core, *batch)
         self._objective.check_losses(result[None])
-        if self._objective.check:
-            refuse_infinite(torch.isfinite(result)[None], "held-out data")
+        self._objective.watch.losses(result[None], self._bound(batch), "held-out data")
         return result
 
     def _bound(self, batch: tuple[Any, ...]) -> Callable[[nn.Module], Tensor]:
@@ -91,8 +93,11 @@ class Objective:
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
-        check: refuse NaN and infinite losses before anything is changed; on a GPU the error comes from ``backward()``.
-        generator: draws the masks.
+        check: refuse losses and gradients that are NaN or infinite before anything is changed, and name them. On a GPU the
+            error about losses comes from ``backward()``, that about gradients from the next one. Gradients under a loss scale
+            are left to its scaler.
+        generator: draws the masks; with several processes one of its own for each, seeded by rank. By default masks follow
+            from the global random state and the process.
 
     Example:
         >>> model = lbdrop.convert(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2)), verbose=False)
@@ -119,9 +124,8 @@ class Objective:
         check: bool = True,
         generator: torch.Generator | None = None,
     ):
-        self.model = model
         # A compiled model is run as it was written: masks share their prefix by vmap, which compiled code does not see.
-        self.core: nn.Module = getattr(model, "_orig_mod", model)
+        self.core, _ = processes.unwrapped(model)
         self.layers = noise_layers(self.core)
         if rule is not None and held_out is not None:
             raise DropoutError("rule and held_out: want one of them; a rule of its own has its own held-out data")
@@ -139,14 +143,51 @@ class Objective:
         self.masks = masks
         self.coupled = coupled
         self.unreached = unreached
-        self.check = check
+        self.watch = Watch(self.core, check)
         self.generator = generator
         self._coupled_in: dict[tuple[Any, ...], bool] = {}
         self._looked_at = False
+        self.model = model
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, or what wraps it for several processes: give it here if it was wrapped after the objective was made."""
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        core, wrapper = processes.unwrapped(model)
+        if core is not self.core:
+            raise DropoutError("model: want the objective's own, wrapped; got another one; make an objective for that")
+        known = None if wrapper is None else processes.synchronised(wrapper)
+        missing = [name for name, p in core.named_parameters() if known is not None and id(p) not in known]
+        if missing:
+            raise DropoutError(
+                f"model: want one that was wrapped with all its parameters, got {missing[:4]} added since, which no process"
+                " would share; convert the model and make its objective first, wrap it then, and set objective.model to it"
+            )
+        self._model, self._wrapper = model, wrapper
 
     def __call__(self, losses: Callable[..., Tensor], *batch: Any) -> Float[Tensor, ""]:
         """The loss of one batch; ``losses`` takes the model, and the batch if given, and returns one loss per example."""
-        return self.rule.loss(_Batch(self, losses, batch))
+        if torch.is_grad_enabled():
+            self._warn_if_alone()
+            hold_in_range(self.layers.values())
+        with processes.own_randomness(next(iter(self.layers.values())).logit.device):
+            result = processes.through(self._wrapper, lambda: self.rule.loss(_Batch(self, losses, batch)))
+        self.watch.backward(result)
+        return result
+
+    def _warn_if_alone(self) -> None:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        inside = DistributedDataParallel._active_ddp_module is not None
+        if several and self._wrapper is None and not inside and not self._looked_at:
+            warnings.warn(
+                f"one of {dist.get_world_size()} processes, but nothing averages gradients over them: give the objective the"
+                " wrapped model, as in Objective(DistributedDataParallel(model), …), unless each process trains a model of"
+                " its own or you average by hand",
+                stacklevel=3,
+            )
 
     def evaluate(
         self, losses: Callable[[nn.Module], Tensor], estimator: estimators.Estimator | None = None
@@ -156,8 +197,7 @@ class Objective:
         result = self.run(losses, step.masks, step)
         learns = any(logit.requires_grad for logit in step.logits)
         differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
-        if self.check:
-            step.check(result, defer=result.is_cuda and differentiated and bool(step.learned))
+        self.watch.losses(result, losses)
         if differentiated:
             self._check_batch(step, result)
             step.coupled = self._is_coupled(step, result, losses)
@@ -227,6 +267,12 @@ class Objective:
         )
         if mode not in self._coupled_in:
             self._coupled_in[mode] = coupled = step.couples(result)
+            shared = [name for name, m in self.core.named_modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
+            if coupled and shared and processes.count() > 1:
+                raise DropoutError(
+                    f"{shared[0]}: want no SyncBatchNorm behind a dropout, through which losses depend on the masks of other"
+                    " processes; use LayerNorm or GroupNorm there, or put the dropout behind the last one"
+                )
             if coupled:
                 warnings.warn(
                     "the loss of one example depends on the masks of others (BatchNorm in training mode behind a dropout,"

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lbdrop import masks
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.finite import refuse_infinite_output
 from lbdrop.passes import run
 from lbdrop.watch import complain, functional_dropout
 
@@ -143,6 +145,7 @@ def predict(
                 with nullcontext() if parts else functional_dropout(core, unreached):
                     outputs = _sample(core, call, rows, samples, plan, generator, unreached)
                 part = Predictive.of(outputs, kind, class_dim, keep_samples)
+                refuse_infinite_output(part.mean, core, partial(call, core, rows), len(parts))
                 parts.append(_to_host(part) if is_loader else part)
     if not parts:
         raise DropoutError("inputs: want at least one batch, got an empty loader; check its dataset and drop_last")

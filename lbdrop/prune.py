@@ -10,6 +10,7 @@ from lbdrop.bake import TRANSPOSED, fold, tied, unwrap
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.graph import Neighbours, neighbours
+from lbdrop.lora import RankGate, cut_ranks
 
 __all__ = ["prune"]
 
@@ -21,7 +22,7 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
 
     Equal in output to the deterministic pass with those units at zero. A unit is taken out of the linear or convolutional
     layers on both sides of its dropout (and BatchNorm between them); where the sides are not such layers, or serve others
-    too, it stays and is multiplied by zero.
+    too, it stays and is multiplied by zero. LoRA ranks whose gates are closed are cut out of their adapters.
 
     Example:
         >>> import lbdrop
@@ -34,12 +35,13 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
     if not 0 < threshold < 1:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
     model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
-    layers = noise_layers(model)
+    layers = {name: layer for name, layer in noise_layers(model).items() if not isinstance(layer, RankGate)}
     alive = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
     empty = [name for name, mask in alive.items() if not mask.any()]
     if empty:
         raise DropoutError(f"threshold {threshold} would remove every unit at {empty}; want a lower one")
-    around = neighbours(model)
+    cut_ranks(model, threshold)
+    around = neighbours(model) if layers else {}
     plain = fold(model, {name: layer.gain() * alive[name] for name, layer in layers.items()})
     for name, mask in alive.items():
         if mask.dim() and not mask.all() and _removable(plain, around[name], mask.numel()):

@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["provenance", "write_json"]
+from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
+
+__all__ = ["provenance", "read_json", "write_json"]
+
+LARGEST = 1 << 28
+"""Bytes of a JSON file; the records of a run have thousands."""
 
 
 def provenance() -> dict[str, Any]:
@@ -26,14 +32,39 @@ def provenance() -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> Path:
     """Write beside the target, then rename: a full disk or Ctrl-C leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        beside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
     return path
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that is there, or a DropoutError: UTF-8, each name once, whole numbers of 20 digits."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise DropoutError(f"{path}: want at most {LARGEST:,} bytes of JSON, got {path.stat().st_size:,}")
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_int=_whole)
+    except (DropoutError, FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise DropoutError(f"{path}: could not be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise DropoutError(f"{path}: want JSON, got {str(error).splitlines()[0][:200]}; write it again") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the name {twice[:60]!r} twice")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:  # later sums and formats would not hold it
+        raise ValueError(f"a whole number of {len(digits):,} digits")
+    return int(digits)
 
 
 def _commit() -> str:

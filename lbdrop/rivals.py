@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop.dropout import NoiseLayer
+from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
 from lbdrop.priors import expected_norms
 
 __all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
@@ -53,6 +53,8 @@ class ConcreteDropout(NoiseLayer):
 
 class GaussianDropout(NoiseLayer):
     """Multiplicative Gaussian noise of mean 1 and learned variance: variational dropout with noise per unit."""
+
+    logit_range = (0.0, FURTHEST_LOGIT)  # below 0 the variance stays at its bound and has no gradient
 
     def variance(self) -> Float[Tensor, "*units"]:
         """The variance (1−p)/p, at most 1: beyond that the bound's approximation fails and training diverges."""

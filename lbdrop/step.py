@@ -13,9 +13,8 @@ from torch import Tensor
 
 from lbdrop import estimators
 from lbdrop.dropout import LearnableDropout, NoiseLayer
-from lbdrop.errors import DropoutError
 
-__all__ = ["Step", "refuse_infinite"]
+__all__ = ["Step"]
 
 
 class _Use:
@@ -57,7 +56,6 @@ class Step:
         self.losses: Tensor
         self.weights: Tensor
         self.coupled = False
-        self.asked: torch.cuda.Event | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -96,33 +94,13 @@ class Step:
             for use, slope in zip(learned, slopes, strict=True):
                 if slope is None:
                     continue
-                rows = slope[0].movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
+                # A slope of NaN is 0 × ∞ of another example, and no coupling.
+                rows = slope[0].nan_to_num(0.0).movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
                 own = torch.zeros_like(rows)
                 own[example : example + 1] = True  # a slice: the axis may be shorter than the batch
                 if bool((rows & ~own).any()):
                     return True
         return False
-
-    def check(self, losses: Tensor, defer: bool) -> None:
-        """Refuse losses that are not finite, before any parameter can change.
-
-        Asking a GPU right away would leave it idle while backward is set up. The question is put at once, the answer read
-        when all of backward has been queued: still before any optimiser step.
-        """
-        finite = torch.isfinite(losses)
-        if not defer:
-            return refuse_infinite(finite)
-        self.finite = finite
-        self.answer = torch.empty((), dtype=torch.bool, pin_memory=True)
-        self.answer.copy_(finite.all(), non_blocking=True)
-        self.asked = torch.cuda.Event()
-        self.asked.record()
-
-    def read_answer(self) -> None:
-        if self.asked is not None:
-            self.asked.synchronize()
-            if not self.answer:
-                refuse_infinite(self.finite)
 
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
@@ -174,9 +152,7 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.step.logit_gradients()
-        ctx.step.read_answer()
-        return None, *gradients
+        return None, *ctx.step.logit_gradients()
 
 
 class _Masks(torch.autograd.Function):
@@ -206,13 +182,3 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (ctx.step.weights,) = grad_outputs
         return None, grad_outputs[0], *(torch.zeros_like(logit) for logit in ctx.step.logits)
-
-
-def refuse_infinite(finite: Tensor, of: str = "this batch") -> None:
-    """An error that names the examples whose losses are not finite."""
-    bad = (~finite).any(0).nonzero().flatten().tolist()
-    if bad:
-        raise DropoutError(
-            f"loss: want finite numbers, got NaN or infinity for examples {bad[:8]} of {of}; look at their inputs, or"
-            " lower the learning rate. No parameter has been changed"
-        )

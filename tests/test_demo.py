@@ -49,8 +49,8 @@ def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tupl
     page = (quick[0] / "index.html").read_text()
     assert "http://" not in page
     assert "https://" not in page
-    assert page.count("data:image/png;base64,") == Settings.quick().pictures
-    assert page.count("<svg") == 3 + 2 + len(CONTESTANTS) + 1
+    assert page.count("data:image/png;base64,") == 2 * Settings.quick().pictures
+    assert page.count("<figure><figcaption>") == 3 + 2 + 2 + len(CONTESTANTS) + 1 + 1
 
 
 def test_the_json_holds_every_measure_of_every_seed_and_contestant(quick: tuple[Path, str]):
@@ -84,6 +84,25 @@ def test_the_shown_digits_are_the_most_uncertain_ones(quick: tuple[Path, str]):
     entropies = [digit["entropy"] for digit in result_of(quick)["uncertain"]["digits"]]
     assert entropies == sorted(entropies, reverse=True)
     assert 0 < entropies[0] <= math.log(10) + 1e-4
+    certain = [digit["entropy"] for digit in result_of(quick)["uncertain"]["certain"]]
+    assert certain == sorted(certain)
+    assert certain[-1] < entropies[-1]
+
+
+def test_rates_are_kept_over_training_and_pavpu_over_thresholds(quick: tuple[Path, str]):
+    result = result_of(quick)
+    for entry in result["contestants"]:
+        learned = entry["kind"].startswith("per")
+        assert bool(entry["rates_over_training"]) is learned
+        for layer, line in entry["rates_over_training"].items():
+            assert [epoch for epoch, _ in line] == list(range(Settings.quick().epochs + 1))
+            assert line[0][1] == Settings.quick().start_rate
+            assert line[-1][1] == pytest.approx(
+                np.mean([np.mean(p["rates"][layer]) for p in entry["per_seed"]]), abs=1e-3
+            )
+        curve = entry["pavpu_curve"]
+        assert (curve["t"][0], curve["t"][-1], len(curve["pavpu"])) == (0, 1, len(curve["t"]))
+        assert all(0 <= point["mean"] <= 1 for point in curve["pavpu"])
 
 
 def test_the_split_is_the_same_every_time_and_shares_no_digit():

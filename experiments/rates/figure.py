@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from lbdrop.files import replacing
+
 __all__ = ["save"]
 
 Record = Mapping[str, Any]
@@ -27,8 +29,8 @@ def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
     figure.suptitle("self-tuned rates over training: solid from .3, dotted from .05, dashed from .7", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with replacing(path) as beside:
+        figure.savefig(beside, dpi=130, format="png")
     return path
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lbdrop.archives import read_npz, why
 from lbdrop.errors import DropoutError
 
 __all__ = ["cnn", "digits", "fashion", "mlp"]
@@ -23,6 +25,7 @@ IDX = {
     "train_x": "train-images-idx3-ubyte.gz", "train_y": "train-labels-idx1-ubyte.gz",
     "test_x": "t10k-images-idx3-ubyte.gz", "test_y": "t10k-labels-idx1-ubyte.gz",
 }  # fmt: skip
+LARGEST = 1 << 26  # bytes of a file, unpacked; the largest has 47 million
 PLACES = ("fashion-mnist", "/usr/share/datasets/fashion-mnist", "/usr/share/dataset-fashion-mnist")
 
 
@@ -58,11 +61,10 @@ def _fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _read(folder: Path) -> dict[str, np.ndarray]:
     packed = folder / "fashion-mnist.npz"
     if packed.exists():
-        with np.load(packed) as found:
-            return {name: found[name] for name in IDX}
+        return _whole(packed, _npz(packed))
     for place in (folder / PLACES[0], *map(Path, PLACES[1:])):
         if all((place / name).exists() for name in IDX.values()):
-            return {name: _idx(place / file) for name, file in IDX.items()}
+            return _whole(place, {name: _idx(place / file) for name, file in IDX.items()})
     raise DropoutError(
         f"Fashion-MNIST: want {packed} (train_x, train_y, test_x, test_y) or the four official .gz files in"
         f" {folder / PLACES[0]}, got neither; they are at github.com/zalandoresearch/fashion-mnist and in Debian's"
@@ -70,15 +72,43 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
     )
 
 
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return read_npz(path, tuple(IDX))
+    except DropoutError as error:
+        raise DropoutError(f"{path}: want an .npz with {', '.join(IDX)}, got {error}; make it again") from error
+
+
+def _whole(where: Path, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for part in ("train", "test"):
+        x, y = parts[f"{part}_x"], parts[f"{part}_y"]
+        if (
+            x.dtype != np.uint8
+            or x.shape[1:] != (28, 28)
+            or y.shape != x.shape[:1]
+            or y.dtype.kind not in "iu"
+            or not len(x)
+        ):
+            raise DropoutError(
+                f"{where}: want {part} images (n, 28, 28) of bytes and n classes, got {x.shape} of {x.dtype} and {y.shape} of"
+                f" {y.dtype}; download it again"
+            )
+        if y.min() < 0 or y.max() > 9:
+            raise DropoutError(f"{where}: want classes 0 to 9, got {y.min()} to {y.max()}; download it again")
+    return parts
+
+
 def _idx(path: Path) -> np.ndarray:
     """The format of the MNIST files: a magic number whose last byte counts the axes, their sizes, then bytes."""
-    raw = gzip.decompress(path.read_bytes())
-    (magic,) = struct.unpack(">I", raw[:4])
-    axes = magic & 0xFF
-    if magic >> 8 != 0x08:
-        raise DropoutError(f"{path}: want an idx file of bytes, got magic number {magic:#x}; download it again")
-    sizes = struct.unpack(f">{axes}I", raw[4 : 4 + 4 * axes])
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(sizes).copy()
+    try:
+        with gzip.open(path) as file:
+            raw = file.read(LARGEST)
+        magic, *sizes = struct.unpack(f">{1 + raw[3]}I", raw[: 4 + 4 * raw[3]])
+        if magic >> 8 != 0x08:
+            raise ValueError(f"magic number {magic:#x}")
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes).copy()
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
+        raise DropoutError(f"{path}: want an idx file of bytes, got {why(error)}; download it again") from error
 
 
 def mlp(x: Images, rate: float, width: int = 256) -> nn.Sequential:

@@ -1,6 +1,5 @@
 """One run: one task, one contestant, one seed, one record. Records of a task live in one JSON, written after every run."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.records import provenance, write_json
+from lbdrop.records import provenance, read_json, write_json
 
 __all__ = ["RESULTS", "kept", "read", "run", "settings", "write"]
 
@@ -136,7 +135,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_text())["records"]
+        records = read_json(path)["records"]
+        for record in records:
+            _ = record["contestant"], record["seed"], record["settings"]  # what runs are told apart by
+        return records
     except (ValueError, KeyError, TypeError) as error:
         raise DropoutError(
             f"{path}: want the records of a task, got {error}; move the file away to start anew"

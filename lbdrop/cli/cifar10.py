@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lbdrop import processes
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
@@ -43,11 +44,9 @@ def cifar10(
 
         lbdrop reproduce cifar10 --method all --weights vgg19-conv.npz
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=not processes.is_first())
     with one_line_errors():
         try:
-            import torch
-
             from experiments.cifar10 import recipes
             from lbdrop.vision.cifar10 import load
             from lbdrop.vision.tiny_imagenet import load_cached
@@ -63,7 +62,7 @@ def cifar10(
         folder = out if out is not None else Path(recipes.__file__).parent / "results"
         with writing(folder):
             check_writable(folder)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = processes.own_device()
         images = load(data).to(device)
         others = load_cached(foreign).to(device) if foreign is not None else None
         shifts = recipes.corruptions(images.test) if corruptions else None
@@ -73,17 +72,20 @@ def cifar10(
                 console.print(f"{index}/{len(runs)} {settings.name}: there already", markup=False)
                 continue
             state = folder / "checkpoints" / settings.name if resume else None
-            record = recipes.run(
-                settings,
-                images,
-                weights=weights,
-                foreign=others,
-                checkpoints=state,
-                shifts=shifts,
-                progress=len(runs) == 1,
-            )
-            with writing(folder):
-                write_json(path, record)
+            with writing(folder, state):
+                record = recipes.run(
+                    settings,
+                    images,
+                    weights=weights,
+                    foreign=others,
+                    device=device,
+                    checkpoints=state,
+                    shifts=shifts,
+                    progress=len(runs) == 1,
+                )
+            if processes.is_first():
+                with writing(folder):
+                    write_json(path, record)
             console.print(f"{index}/{len(runs)} {settings.name}: {_summary(record)}", markup=False, soft_wrap=True)
         console.print(f"records: {folder.resolve()}; next: lbdrop report {folder}", markup=False, soft_wrap=True)
 

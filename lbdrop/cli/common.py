@@ -18,21 +18,27 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except DropoutError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(one_line(str(error)), err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         typer.echo(str(error) or "stopped", err=True)
         raise typer.Exit(130) from error
 
 
+def one_line(text: str) -> str:
+    """Text that may hold what a file said, without what would end the line or talk to the terminal."""
+    return "".join(each if each.isprintable() else " " for each in text.strip())
+
+
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """A failure to write says where, why, and what to do."""
+def writing(folder: Path, kept: Path | None = None) -> Iterator[None]:
+    """A failure to write says where, why, and what to do; and, if there is such a folder by then, what is ``kept``."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise DropoutError(f"cannot write to {folder}: {reason}; choose another folder with --out") from error
+        reason, there = error.strerror or error, kept is not None and kept.exists()
+        go_on = f"; what is done so far is in {kept}: with room there the same command goes on" if there else ""
+        raise DropoutError(f"cannot write to {folder}: {reason}; choose another folder with --out{go_on}") from error
 
 
 def check_writable(folder: Path, *names: str) -> None:

@@ -1,18 +1,22 @@
-"""``lbdrop data prepare``: official files of a data set → likes as a recommender wants them, with counts to check."""
+"""``lbdrop data prepare``: files of a known data set, or one's own → likes as a recommender wants them, counted."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 
 __all__ = ["app"]
+
+OFFICIAL, OWN_FILES = "Official data sets", "Your own files"
 
 app = typer.Typer(no_args_is_help=True, help="Prepare data sets for the recommender.")
 
@@ -24,55 +28,116 @@ def data() -> None:
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="ml-20m, ml-1m, netflix or msd.")],
-    source: Annotated[Path, typer.Argument(help="Folder, archive or file of the official release.")],
+    name: Annotated[str, typer.Argument(help="ml-20m, ml-1m, netflix or msd; own for your own files.")],
+    source: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folder, archive or file of the official release; or your own CSV, TSV or Parquet: a file, a folder of parts,"
+            " a pattern."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the prepared data; a folder NAME is made in it.")] = Path(
         "data/prepared"
     ),
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Go on though ratings are missing or too many.")
-    ] = False,
     held_out_users: Annotated[
         int | None, typer.Option(min=1, help="Users for validation, and as many for test; the protocol's unless told.")
     ] = None,
+    allow_partial: Annotated[
+        bool,
+        typer.Option("--allow-partial", help="Go on though ratings are missing or too many.", rich_help_panel=OFFICIAL),
+    ] = False,
+    at_least: Annotated[
+        float | None,
+        typer.Option(help="The weight from which an interaction is a like, such as 4 of 5.", rich_help_panel=OWN_FILES),
+    ] = None,
+    min_user_items: Annotated[
+        int, typer.Option(min=0, help="Leave out users with fewer items.", rich_help_panel=OWN_FILES)
+    ] = 0,
+    min_item_users: Annotated[
+        int, typer.Option(min=0, help="Leave out items with fewer users, first.", rich_help_panel=OWN_FILES)
+    ] = 0,
+    user: Annotated[str, typer.Option(help="Name of the column of users.", rich_help_panel=OWN_FILES)] = "user_id",
+    item: Annotated[str, typer.Option(help="Name of the column of items.", rich_help_panel=OWN_FILES)] = "item_id",
+    weight: Annotated[
+        str,
+        typer.Option(
+            help="Name of the column of weights; 'weight' may be missing, another may not.", rich_help_panel=OWN_FILES
+        ),
+    ] = "weight",
 ) -> None:
-    """Read a data set's official files, keep likes and users by the published protocol, and write them compactly.
+    """Read a data set's files, keep likes and users by a published protocol or by your rules, and write them compactly.
 
-    Example:
+    Your own files stream: memory holds ids and a part of the rows, however many there are. ``lbdrop recommend fit`` takes the
+    folder.
+
+    Examples:
 
         lbdrop data prepare ml-20m ml-20m.zip
+
+        lbdrop data prepare own 'events/*.parquet' --at-least 4 --min-user-items 5
     """
     console = Console(highlight=False)
     with one_line_errors():
         try:
+            from lbdrop.recommend.own import OWN, prepare_files
             from lbdrop.recommend.prepared import prepare as run
-            from lbdrop.recommend.readers import get_protocol
+            from lbdrop.recommend.readers import PROTOCOLS
         except ModuleNotFoundError as error:
             raise DropoutError(
                 f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"
             ) from error
-        get_protocol(name)
+        rules = {"at_least": at_least, "min_user_items": min_user_items, "min_item_users": min_item_users, "user": user,
+                 "item": item, "weight": weight}  # fmt: skip
+        if name == OWN and allow_partial:
+            raise DropoutError("--allow-partial: want an official data set, got own; nobody knows how much is complete")
+        if name not in (OWN, *PROTOCOLS):
+            raise DropoutError(f"data set: want one of {', '.join(PROTOCOLS)}, or own for your own files, got {name!r}")
+        if name != OWN:
+            _check_official(name, source, rules)
         with writing(out / name):
             check_writable(out / name)
         started = time.perf_counter()
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(f"reading {name}", total=None)
-
-            def progress(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-                if done == total:
-                    bar.update(task, description=f"preparing {name}")
-
-            with writing(out / name):
-                prepared = run(
-                    name, source, out, allow_partial=allow_partial, held_out_users=held_out_users, progress=progress
-                )
-        console.print(_table(prepared.manifest))
-        if note := prepared.manifest["source"]["note"]:
+        with _bar(console, name, rows=name == OWN) as progress, writing(out / name):
+            if name == OWN:
+                manifest = prepare_files(source, out, held_out_users=held_out_users, progress=progress, **rules)
+            else:
+                manifest = run(
+                    name, source[0], out, allow_partial=allow_partial, held_out_users=held_out_users, progress=progress
+                ).manifest
+        console.print(_table(manifest))
+        if note := manifest["source"]["note"]:
             console.print(f"note: {note}", markup=False, soft_wrap=True)
         seconds = time.perf_counter() - started
         console.print(f"{(out / name).resolve()} written in {seconds:.1f} s", markup=False, soft_wrap=True)
+
+
+def _check_official(name: str, source: list[Path], rules: dict[str, Any]) -> None:
+    if len(source) > 1:
+        raise DropoutError(f"source: want one folder, archive or file of {name}, got {len(source)}")
+    usual = {"at_least": None, "min_user_items": 0, "min_item_users": 0, "user": "user_id", "item": "item_id",
+             "weight": "weight"}  # fmt: skip
+    for option, value in rules.items():
+        if value != usual[option]:
+            flag = option.replace("_", "-")
+            raise DropoutError(
+                f"--{flag}: want your own files (lbdrop data prepare own), got {name}, which has its protocol"
+            )
+
+
+@contextmanager
+def _bar(console: Console, name: str, rows: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar over bytes, or over rows."""
+    amount = MofNCompleteColumn() if rows else DownloadColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"reading {name}", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if done == total:
+                bar.update(task, description=f"preparing {name}")
+
+        yield progress
 
 
 def _table(manifest: dict[str, Any]) -> Table:

@@ -1,21 +1,20 @@
 """``lbdrop demo``: learned against fixed dropout on handwritten digits and in a generated shop, in a minute or two."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.report import terminal_table
 from lbdrop.demo import CONTESTANTS, Settings, Tick, run, work
 from lbdrop.records import write_json
-from lbdrop.report import percent, plus_minus, rates_in_words, write_page
+from lbdrop.report import demo as page
 
 __all__ = ["demo"]
 
@@ -30,7 +29,14 @@ def demo(
         bool, typer.Option("--quick", help="Seconds instead of a minute; the numbers mean little.")
     ] = False,
 ) -> None:
-    """Compare learned with fixed dropout, in a small network on digits and in a recommender on a generated shop."""
+    """Compare learned with fixed dropout, in a small network on digits and in a recommender on a generated shop.
+
+    Ends in two tables, a JSON and a page to look at.
+
+    Example:
+
+        lbdrop demo --out lbdrop-demo
+    """
     given = {name: value for name, value in {"seeds": seeds, "epochs": epochs}.items() if value is not None}
     settings = replace(Settings.quick() if quick else Settings(), **given)
     console = Console(highlight=False)
@@ -50,11 +56,11 @@ def demo(
         result |= {"shop": opened, "seconds": round(result["seconds"] + opened["seconds"], 1)}
         with writing(out):
             write_json(out / RESULT, result)
-            write_page(out / PAGE, result)
-        console.print(table(result))
+            page.write_page(out / PAGE, result)
+        console.print(terminal_table(page.grid(result)))
         for sentence in result["findings"]:
             console.print(f"· {sentence}", markup=False)
-        console.print(shop_table(result["shop"]))
+        console.print(terminal_table(page.shop_grid(result["shop"])))
         for sentence in result["shop"]["findings"]:
             console.print(f"· {sentence}", markup=False)
         paths = f"\nPage: {(out / PAGE).resolve()}\nJSON: {(out / RESULT).resolve()}"
@@ -70,30 +76,3 @@ def bar(settings: Settings, console: Console) -> Iterator[Tick]:
         total = settings.epochs * trainings * sum(work(contestant) for contestant in CONTESTANTS)
         task = progress.add_task("", total=total)
         yield lambda label, cost: progress.update(task, description=label, advance=cost)
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """All contestants on the test digits."""
-    seeds, test = len(result["seeds"]), result["data"]["test"]
-    over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
-    shown = Table(title=f"{test:,} test digits, {over}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "acc. %", "NLL", "ECE", "drop rates"):
-        shown.add_column(heading, justify="left" if heading in ("", "drop rates") else "right")
-    for entry in result["contestants"]:
-        values = entry["test"]
-        cells = percent(values["accuracy"]), plus_minus(values["nll"]), plus_minus(values["ece"])
-        # Without spaces around ± the table fits 80 columns.
-        shown.add_row(entry["name"], *(cell.replace(" ", "") for cell in cells), rates_in_words(entry))
-    return shown
-
-
-def shop_table(shop: Mapping[str, Any]) -> Table:
-    """All contestants on the shop's test customers, the oracle last."""
-    title = f"{shop['data']['test']:,} new customers of a generated shop, mean ± standard error"
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "Recall@20", "NDCG@100"):
-        shown.add_column(heading, justify="right" if heading else "left")
-    for entry in shop["contestants"]:
-        cells = (plus_minus(entry["test"][measure]).replace(" ", "") for measure in ("recall@20", "ndcg@100"))
-        shown.add_row(entry["name"], *cells)
-    return shown

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
-from lbdrop.cli.tables import as_fitted, read_table
+from lbdrop.cli.serve import serve
+from lbdrop.cli.tables import as_fitted, read_table, read_training, scan_table
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 
@@ -26,6 +28,12 @@ OPTIONS = ("method", "dropout", "at_least", "validation", "patience", "seed")
 """What Recommender takes beside settings of the method, each with an option here."""
 
 Data = Annotated[Path, typer.Argument(help="CSV, TSV or Parquet with user_id, item_id and perhaps weight.")]
+Training = Annotated[
+    Path,
+    typer.Argument(
+        help="CSV, TSV or Parquet with user_id, item_id and perhaps weight; or a folder of lbdrop data prepare."
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="Folder of a fitted model.")]
 User = Annotated[str, typer.Option(help="Name of the column of users.")]
 Item = Annotated[str, typer.Option(help="Name of the column of items.")]
@@ -40,7 +48,7 @@ def recommend() -> None:
 
 @app.command()
 def fit(
-    file: Data,
+    file: Training,
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     method: Annotated[
         str | None, typer.Option(help="sivae-lbd, vae-drop, recvae, ease, wmf, slim, popularity, …")
@@ -70,16 +78,24 @@ def fit(
 ) -> None:
     """Fit a recommender to a file of interactions and save it.
 
+    The state after each epoch is kept in MODEL.unfinished until the model is saved: the same command, after a crash or Ctrl-C,
+    goes on from there.
+
     Examples:
 
         lbdrop recommend fit ratings.csv --at-least 4 --out model
 
         lbdrop recommend fit likes.parquet --method ease --set regularisation=300
+
+        lbdrop recommend fit data/prepared/own --out model
     """
     console = Console(highlight=False)
     with one_line_errors():
         kind = _recommender()
+        from lbdrop.files import alone, remove
+        from lbdrop.processes import is_first
         from lbdrop.recommend.saving import check_place
+        from lbdrop.recommend.streaming import unfinished
 
         given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
         model = kind(
@@ -95,10 +111,14 @@ def fit(
             check_place(out)
             check_writable(out.parent)
         started = time.perf_counter()
-        table = read_table(file, user, item, weight)
-        model.fit(table)
-        with writing(out):
+        table = read_training(file, user, item, weight, at_least)
+        state = unfinished(out)
+        with writing(out, state), alone(state) if is_first() else nullcontext():
+            model.fit(table, checkpoints=state)
+            if not is_first():
+                return  # of several processes one saves the model and talks
             model.save(out, histories=histories)
+            remove(state)
         console.print(str(model), markup=False, soft_wrap=True)
         if model.history_ is not None:
             console.print(_training(model), markup=False, soft_wrap=True)
@@ -150,29 +170,54 @@ def score(
         Path | None, typer.Argument(help="Histories of users to score (CSV, TSV, Parquet); all known users without it.")
     ] = None,
     k: Annotated[int, typer.Option(min=1, help="Items a user.")] = 20,
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.")] = Path("scores.parquet"),
+    out: Annotated[
+        Path, typer.Option(help="One file if its name ends in .parquet, a folder of such files otherwise.")
+    ] = Path("scores.parquet"),
     batch: Annotated[int | None, typer.Option(min=1, help="Users scored at once; memory follows it.")] = None,
     include_viewed: Annotated[bool, typer.Option("--include-viewed", help="Recommend what users have, too.")] = False,
     samples: Samples = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray for the machines of a cluster, which all see OUT.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster; the one that Ray finds, or else this machine, unless told.")
+    ] = None,
     user: User = "user_id",
     item: Item = "item_id",
     weight: Weight = "weight",
 ) -> None:
-    """Write the best items of every user to one Parquet file: user_id, item_id, score, rank and perhaps uncertainty.
+    """Write the best items of every user to Parquet: user_id, item_id, score, rank and perhaps uncertainty.
 
-    Example:
+    Users are scored a part at a time, with no more memory than a part needs. What is done is kept in OUT.unfinished until all
+    is: the same command, after a crash or Ctrl-C, goes on from there.
+
+    Examples:
 
         lbdrop recommend score model --k 20 --out scores.parquet
+
+        lbdrop recommend score model histories.parquet --out scores --engine ray --address auto
     """
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        users = None if file is None else read_table(file, user, item, weight, fitted)
+        from lbdrop.recommend.streaming import check_output, unfinished
+
+        users = None if file is None else scan_table(file, user, item, weight, fitted)
         with writing(out.parent):
-            check_writable(out.parent, out.name)
+            check_output(out)
+            check_writable(out.parent)
         started = time.perf_counter()
-        with writing(out.parent):
-            rows = fitted.score_to(out, users, k, filter_viewed=not include_viewed, samples=samples, batch=batch)
+        with writing(out.parent, unfinished(out)):
+            rows = fitted.score_to(
+                out,
+                users,
+                k,
+                filter_viewed=not include_viewed,
+                samples=samples,
+                batch=batch,
+                engine=engine,
+                address=address,
+            )
         seconds = time.perf_counter() - started
         console.print(f"{out.resolve()}: {rows:,} rows in {seconds:.1f} s", markup=False, soft_wrap=True)
 
@@ -201,6 +246,9 @@ def similar(
         for this, other, value, rank in found.iter_rows():
             shown.add_row(str(this) if rank == 1 else "", str(other), f"{value:.4f}")
         console.print(shown)
+
+
+app.command()(serve)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces
@@ -232,7 +280,7 @@ def _pair(text: str) -> tuple[str, Any]:
         raise DropoutError(f"--set: want NAME=VALUE, got {text!r}")
     try:
         return name, json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 

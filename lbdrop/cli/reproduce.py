@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from lbdrop.cli.camvid import camvid
 from lbdrop.cli.cifar10 import cifar10
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.reproduce_collaborative import NAMES, command
@@ -21,6 +22,7 @@ __all__ = ["app", "toy"]
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment of the paper again.")
 app.command()(cifar10)
+app.command()(camvid)
 app.command()(rates)
 for _name in NAMES:
     app.command(_name)(command(_name))
@@ -41,7 +43,12 @@ def toy(
     draws: Annotated[int, typer.Option(min=2, help="Monte-Carlo samples at every pair of keep rates.")] = 200,
     grid: Annotated[int, typer.Option(min=2, help="Keep rates per parameter.")] = 13,
 ) -> None:
-    """Bias, spread and error of four gradient estimators against exact gradients; half a minute."""
+    """Bias, spread and error of four gradient estimators against exact gradients; half a minute.
+
+    Example:
+
+        lbdrop reproduce toy --seed 1 --out toy
+    """
     console = Console(highlight=False)
     with one_line_errors():
         try:

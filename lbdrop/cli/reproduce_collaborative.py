@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lbdrop import processes
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
@@ -52,7 +53,7 @@ def command(name: str) -> Callable[..., None]:
         resume: Annotated[bool, typer.Option(help="Keep the state of each epoch in --out, and go on from it.")] = False,
         device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless told.")] = None,
     ) -> None:
-        console = Console(highlight=False)
+        console = Console(highlight=False, quiet=not processes.is_first())
         with one_line_errors():
             try:
                 from experiments.collaborative import recipes
@@ -84,27 +85,30 @@ def command(name: str) -> Callable[..., None]:
                 if path.exists():
                     console.print(f"{lead} there already", markup=False)
                     continue
+                state = folder / "checkpoints" / one.name if resume else None
                 try:
-                    record = recipes.run(
-                        name,
-                        one.method,
-                        one.seed,
-                        split,
-                        rate=one.rate,
-                        device=device,
-                        changes={} if one.method in recipes.RIVALS else changes,
-                        training=training,
-                        checkpoints=folder / "checkpoints" / one.name if resume else None,
-                        progress=len(runs) == 1,
-                    )
+                    with writing(folder, state):
+                        record = recipes.run(
+                            name,
+                            one.method,
+                            one.seed,
+                            split,
+                            rate=one.rate,
+                            device=processes.own_device(device),
+                            changes={} if one.method in recipes.RIVALS else changes,
+                            training=training,
+                            checkpoints=state,
+                            progress=len(runs) == 1,
+                        )
                 except DropoutError as error:
                     if len(runs) == 1:
                         raise
                     failed += 1  # the other rows of a table do not depend on this one
                     console.print(f"{lead} failed: {error}", markup=False, soft_wrap=True)
                     continue
-                with writing(folder):
-                    write_json(path, record)
+                if processes.is_first():
+                    with writing(folder):
+                        write_json(path, record)
                 console.print(f"{lead} {_summary(record)}", markup=False, soft_wrap=True)
             console.print(f"records: {folder.resolve()}; next: lbdrop report {folder}", markup=False, soft_wrap=True)
             if failed:
@@ -139,7 +143,7 @@ def _changes(given: Sequence[str]) -> dict[str, Any]:
             raise DropoutError(f"--change: want name=value, got {each!r}")
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = value
     return found
 

@@ -4,8 +4,6 @@ Text files do not say what an id is. A column whose every id comes back from a w
 any other is text; and where a model was fitted, its own kind decides.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,22 +12,44 @@ from lbdrop.errors import DropoutError
 if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     import polars as pl
 
+    from lbdrop.recommend.interactions import Interactions
     from lbdrop.recommend.model import Recommender
 
-__all__ = ["as_fitted", "read_table"]
+__all__ = ["as_fitted", "read_table", "read_training", "scan_table"]
 
-KINDS = (".parquet", ".csv", ".tsv")
+
+def read_training(
+    path: Path, user: str, item: str, weight: str, at_least: float | None
+) -> "pl.DataFrame | Interactions":
+    """What a model is fitted to: a table, or the folder that ``lbdrop data prepare`` wrote."""
+    from lbdrop.recommend.prepared import is_prepared, load_prepared
+
+    if not is_prepared(path):
+        return read_table(path, user, item, weight)
+    if at_least is not None:
+        raise DropoutError(
+            f"--at-least: want a file of weights, got {path}, which is prepared; see lbdrop data prepare own --at-least"
+        )
+    return load_prepared(path).interactions
 
 
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in KINDS:
-        raise DropoutError(f"{path}: want a file that ends in {', '.join(KINDS)} or .csv.gz, got {path.name}")
-    if not path.is_file():
-        raise DropoutError(f"{path}: want a file, got {'a folder' if path.is_dir() else 'nothing there'}")
-    with _reading(path):
-        table = _scan(path, suffix, (user, item))
+    from lbdrop.recommend import parts
+    from lbdrop.recommend.panics import no_panic
+
+    table = scan_table(path, user, item, weight, fitted)
+    with parts.reading(path), no_panic():
+        return table.collect()
+
+
+def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.LazyFrame":
+    """The same, to be read a piece at a time."""
+    from lbdrop.recommend import parts
+
+    files = parts.find_parts(path)
+    with parts.reading(path):
+        table = parts.scan_parts(files, (user, item), weight)
         found = table.collect_schema().names()
         if missing := [name for name in (user, item) if name not in found]:
             raise DropoutError(
@@ -38,11 +58,12 @@ def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
         if weight not in ("weight", *found):
             raise DropoutError(f"{path}: want the column {weight!r}, got {found} without it; see --weight")
         names = {user: "user_id", item: "item_id"} | ({weight: "weight"} if weight in found else {})
-        rows = table.select(list(names)).rename(names).collect()
-    if fitted is None:
-        return rows if suffix == ".parquet" else rows.with_columns(_whole(rows["user_id"]), _whole(rows["item_id"]))
-    users = None if fitted.interactions_ is None else fitted.interactions_.users.dtype
-    return rows.with_columns(as_fitted(rows["user_id"], users), as_fitted(rows["item_id"], fitted.items_.dtype))
+        rows = table.select(list(names)).rename(names)
+        if fitted is None:
+            text = files[0].suffix != ".parquet"
+            return parts.whole_numbers(rows, ("user_id", "item_id")) if text else rows
+        users = None if fitted.interactions_ is None else fitted.interactions_.users.dtype
+        return _as_fitted(_as_fitted(rows, "user_id", users), "item_id", fitted.items_.dtype)
 
 
 def as_fitted(ids: "pl.Series", kind: "pl.DataType | None") -> "pl.Series":
@@ -50,60 +71,27 @@ def as_fitted(ids: "pl.Series", kind: "pl.DataType | None") -> "pl.Series":
 
     Text where the model has numbers is of others than it knows. But numbers among that text could be of those: an error.
     """
+    return _as_fitted(ids.to_frame().lazy(), ids.name, kind).collect()[ids.name]
+
+
+def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> "pl.LazyFrame":
     import polars as pl
 
-    if ids.dtype.is_integer():
-        return ids.cast(pl.String) if kind == pl.String else ids
-    if ids.dtype not in (pl.String, pl.Categorical, pl.Enum):
-        return ids  # no ids at all, which others tell
-    text = ids.cast(pl.String)
+    from lbdrop.recommend.parts import survives
+
+    found, text = frame.collect_schema()[name], pl.col(name).cast(pl.String)
+    if found.is_integer():
+        return frame.with_columns(text) if kind == pl.String else frame
+    if found not in (pl.String, pl.Categorical, pl.Enum):
+        return frame  # no ids at all, which others tell
     if kind == pl.String:
-        return text
-    whole = _whole(text)
-    if kind is not None and not whole.dtype.is_integer():
-        other = text.filter(~_survives(text))
-        if len(other) < len(text) - text.null_count():
-            raise DropoutError(
-                f"{ids.name}: want whole numbers, as the model's ids are, got {len(other):,} others among {len(text):,}, the"
-                f" first {other[0]!r}; leave these rows out"
-            )
-    return whole
-
-
-def _scan(path: Path, suffix: str, ids: tuple[str, str]) -> "pl.LazyFrame":
-    import polars as pl
-
-    if suffix == ".parquet":
-        return pl.scan_parquet(path)
-    # Of a weight every row decides the type.
-    return pl.scan_csv(
-        path,
-        separator="\t" if suffix == ".tsv" else ",",
-        infer_schema_length=None,
-        schema_overrides=dict.fromkeys(ids, pl.String),
-    )
-
-
-def _whole(text: "pl.Series") -> "pl.Series":
-    """As whole numbers, if every id comes back from there as it was: 7 does, 07 does not."""
-    import polars as pl
-
-    return text.cast(pl.Int64) if _survives(text).all() else text
-
-
-def _survives(text: "pl.Series") -> "pl.Series":
-    import polars as pl
-
-    return text.cast(pl.Int64, strict=False).cast(pl.String).eq_missing(text)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """What goes wrong with a file is one line that names it."""
-    import polars as pl
-
-    try:
-        yield
-    except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DropoutError(f"{path}: cannot be read as a table: {reason}") from error
+        return frame.with_columns(text)
+    other = text.filter(~survives(text))
+    told = frame.select(others=other.len(), first=other.first(), rows=text.count()).collect(engine="streaming")
+    others, first, rows = told.row(0)
+    if kind is not None and 0 < others < rows:
+        raise DropoutError(
+            f"{name}: want whole numbers, as the model's ids are, got {others:,} others among {rows:,}, the first {first!r};"
+            " leave these rows out"
+        )
+    return frame.with_columns(text if others else text.cast(pl.Int64))

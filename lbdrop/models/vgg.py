@@ -6,9 +6,6 @@ convolution, ``pre``, turns that into what its weights were trained on.
 Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015.
 """
 
-import pickle
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop.archives import read_npz
 from lbdrop.errors import DropoutError
 
 __all__ = ["VGG", "Pre"]
@@ -249,20 +247,15 @@ def _some(names: Mapping[str, Any]) -> str:
 def _read_npz(path: Path) -> dict[str, Tensor]:
     _found(path)
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return {name: torch.from_numpy(value) for name, value in arrays.items()}
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        EOFError,
-        KeyError,
-        AttributeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise DropoutError(f"{path}: want an .npz of number arrays, got {_reason(error)}; fetch it again") from error
+        return {name: _tensor(name, value) for name, value in read_npz(path).items()}
+    except DropoutError as error:
+        raise DropoutError(f"{path}: want an .npz of number arrays, got {error}; fetch it again") from error
+
+
+def _tensor(name: str, value: np.ndarray) -> Tensor:
+    if value.dtype.kind != "f":
+        raise DropoutError(f"{name} of {value.dtype}")
+    return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
@@ -271,7 +264,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         state = _safetensors(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except DropoutError:
         raise
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged file can fail in any way at all
         raise DropoutError(
             f"{path}: want a state dict of tensors, got {_reason(error)}; fetch it again, and if it holds a whole model,"
             " save model.state_dict() of it"

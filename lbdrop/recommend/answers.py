@@ -45,7 +45,7 @@ def as_list(ids: Any, name: str, column: str = "item_id") -> pl.Series:
             found = pl.Series([ids] if isinstance(ids, str | int | np.integer) else list(ids))
         except (TypeError, pl.exceptions.PolarsError) as error:
             raise DropoutError(f"{name}: want an id, or a list of ids of one type, got {_shown(ids)}") from error
-    check_ids(found, name)
+    check_ids(found.dtype, name)
     return found
 
 

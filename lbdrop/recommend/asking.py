@@ -1,5 +1,6 @@
-"""Whom a question is about: users by their ids, users by their histories, or users with something held out."""
+"""Whom a question is about and what it asks: users by their ids, by their histories, or with something held out."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from lbdrop.recommend.frames import Numbers, positions, same_kind
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.protocol import HeldOut, fold_in
 
-__all__ = ["Asked", "Known", "likes_of"]
+__all__ = ["Asked", "Known", "Question", "likes_of"]
 
 
 class Asked(NamedTuple):
@@ -22,6 +23,18 @@ class Asked(NamedTuple):
     rows: csr_array
     ids: pl.Series
     library: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about every user, in plain numbers: it may travel as JSON."""
+
+    k: int
+    filter_viewed: bool = True
+    items: tuple[int, ...] | None = None
+    """Numbers of the items to choose from."""
+    samples: int = 0
+    batch: int | None = None
 
 
 class Known(NamedTuple):

@@ -5,20 +5,33 @@ far. Each is written beside its place and renamed, and what it replaces is remov
 power cut costs an epoch at most. Nothing is pickled.
 """
 
+import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
+from lbdrop.records import read_json
 
-__all__ = ["load", "save"]
+__all__ = ["fingerprint", "load", "newest", "number", "save"]
 
-PART = ".part"
+
+def fingerprint(*arrays: np.ndarray) -> str:
+    """What tells these numbers from any others, in these types and this order: 16 hexadecimal digits."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(f"{array.dtype.str}{array.shape}".encode())
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()[:16]
 
 
 def save(
@@ -36,19 +49,15 @@ def save(
         target = folder / f"best-{best[0]:05d}.safetensors"
         kept.add(target.name)
         if not target.exists():
-            beside = target.with_suffix(PART)
-            save_file(_contiguous(best[1]), beside)
-            beside.replace(target)
-    beside, target = folder / f"{_name(epoch)}{PART}", folder / _name(epoch)
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+            with replacing(target) as beside:
+                save_file(_contiguous(best[1]), beside)
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    save_file(_contiguous(tensors), beside / "state.safetensors")
-    (beside / "record.json").write_text(json.dumps(record, indent=1) + "\n")
-    shutil.rmtree(target, ignore_errors=True)
-    beside.replace(target)
+    with replacing(folder / _name(epoch)) as beside:
+        beside.mkdir()
+        save_file(_contiguous(tensors), beside / "state.safetensors")
+        (beside / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for old in [*folder.glob("epoch-*"), *folder.glob("best-*")]:
         if old.name not in kept:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -65,25 +74,94 @@ def load(
         optimizer: over the model's parameters, in the same order.
         identity: settings, seed and data of this run; the saved ones must be the same.
     """
-    found = sorted(path for path in folder.glob("epoch-*") if path.is_dir() and path.suffix != PART)
-    if not found:
+    if (found := newest(folder)) is None:
         return None
-    record = json.loads((found[-1] / "record.json").read_text())
-    wanted, saved = json.loads(json.dumps(identity)), record["identity"]
-    if wanted != saved:
-        _differs(folder, wanted, saved)
+    try:
+        return _load(folder, found, model, optimizer, json.loads(json.dumps(identity)))
+    except (
+        OSError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        if isinstance(error, DropoutError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DropoutError(f"{found}: cannot be read ({reason}); delete {folder} to start anew") from error
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole state there."""
+    states = (path for path in folder.glob("epoch-*") if re.fullmatch(r"epoch-\d+", path.name))
+    return max(states, key=number, default=None)
+
+
+def number(state: Path) -> int:
+    """The epoch after which a state was kept."""
+    return int(state.name.removeprefix("epoch-"))
+
+
+def _load(
+    folder: Path, newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer, wanted: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+    record = read_json(newest / "record.json")
+    _check_record(record, number(newest))
+    if wanted != record["identity"]:
+        _differs(folder, wanted, record["identity"])
     device = next(model.parameters()).device
-    tensors = load_file(found[-1] / "state.safetensors", device=str(device))
+    tensors = load_file(newest / "state.safetensors", device=str(device))
     model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
+    _check_finite(tensors)
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value
+    _check_moments(optimizer, state)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     if record["best"] is None:
         return record, None
-    return record, load_file(folder / f"best-{record['best']:05d}.safetensors", device=str(device))
+    best = load_file(folder / f"best-{record['best']:05d}.safetensors", device=str(device))
+    _check_finite(best)
+    if {name: t.shape for name, t in best.items()} != {name: t.shape for name, t in model.state_dict().items()}:
+        raise ValueError("weights of the best epoch that are another model's")
+    return record, best
+
+
+def _check_record(record: dict[str, Any], epoch: int) -> None:
+    """What training goes on with is as it was kept."""
+    epochs, best, step = record["epochs"], record["best"], record["step"]
+    if not isinstance(record["identity"], dict) or not isinstance(epochs, list) or len(epochs) != epoch:
+        raise ValueError(f"no record of {epoch} epochs")
+    for each in epochs:
+        if not isinstance(each["loss"], int | float) or not isinstance(each["validation"], dict | None):
+            raise TypeError("an epoch without its loss or validation")
+        if any(not isinstance(value, int | float) for value in (each["validation"] or {}).values()):
+            raise TypeError("a validation that is no numbers")
+    if best is not None and (type(best) is not int or not 1 <= best <= epoch or not epochs[best - 1]["validation"]):
+        raise ValueError(f"a best epoch that is none of {epoch}")
+    if type(step) is not int or step < 0 or type(record["stopped"]) is not bool:
+        raise TypeError("no number of steps")
+
+
+def _check_finite(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise ValueError(f"{name[:60]!r} with other than finite numbers")
+
+
+def _check_moments(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
+    """Adam's, for parameters that are there and in their shapes."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, moments in state.items():
+        shapes = {name: tensor.shape for name, tensor in moments.items()}
+        step = shapes.pop("step", None)
+        if step != () or shapes != dict.fromkeys(("exp_avg", "exp_avg_sq"), parameters[index].shape):
+            raise ValueError(f"moments of parameter {index} that are not its own")
 
 
 def _differs(folder: Path, wanted: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -10,16 +10,18 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.metrics import ranking
 from lbdrop.recommend.protocol import HeldOut
-from lbdrop.recommend.rows import Batch, Rows
+from lbdrop.recommend.rows import Batch, Rows, users_at_once
 
 __all__ = ["HeldOutRows", "Report", "Scorer", "evaluate"]
 
@@ -90,9 +92,10 @@ def evaluate(
     *,
     recall: tuple[int, ...] = (20, 50),
     ndcg: tuple[int, ...] = (100,),
-    batch: int = 500,
+    batch: int | None = None,
     likes: Tensor | None = None,
     device: torch.device | str | None = None,
+    shared: bool = False,
 ) -> Report:
     """Rank the catalogue for held-out users and measure what is found.
 
@@ -102,9 +105,11 @@ def evaluate(
         held_out: the users; as :class:`HeldOutRows` where they are evaluated again and again.
         recall: the k of Recall@k.
         ndcg: the k of NDCG@k.
-        batch: users scored at once.
+        batch: users scored at once; 500, and fewer where the catalogue is large, unless told.
         likes: how many training users have each item, for the popularity of what is recommended.
         device: where the scorer works; that of its parameters, or of its ``device``, unless told.
+        shared: with several processes, whether all of them call this together and share the work, batch by batch; each gets
+            the report that one alone would have made. Otherwise a call does everything itself.
     """
     rows = held_out if isinstance(held_out, HeldOutRows) else HeldOutRows.on(held_out, device or device_of(scorer))
     measures = {f"recall@{k}": (ranking.recall_at_k, k) for k in recall}
@@ -112,21 +117,29 @@ def evaluate(
     if not measures:
         raise DropoutError("recall, ndcg: want at least one k, got none")
     longest, items = max(*recall, *ndcg, 1), rows.fold_in.items
-    values: dict[str, list[Tensor]] = {name: [] for name in measures}
+    batch = batch or users_at_once(items, 500)
+    together = shared and dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    # Zeros in place of other processes' users: a sum over processes is then exact.
+    values = torch.zeros(len(measures) + 1, rows.fold_in.users, device=rows.fold_in.device)
     percentile = None if likes is None else ranking.popularity_percentile(likes.to(rows.fold_in.device))
     times = torch.zeros(items, dtype=torch.long, device=rows.fold_in.device)
-    shown: list[Tensor] = []
     with _scoring(scorer) as scores:
         pairs = zip(*(each.batches(batch, shuffle=False) for each in rows), strict=True)
-        for fold_in, wanted in pairs:
+        for index, (fold_in, wanted) in islice(enumerate(pairs), rank, None, ranks):
+            users = slice(index * batch, index * batch + fold_in.size)
             ranked = ranking.top_items(scores(fold_in).float(), (fold_in.user, fold_in.item), longest)
             relevant = ranking.which_items(wanted.user, wanted.item, (wanted.size, items))
-            for name, (measure, k) in measures.items():
-                values[name].append(measure(ranked, relevant, k))
+            for row, (measure, k) in zip(values, measures.values(), strict=False):
+                row[users] = measure(ranked, relevant, k)
             times += ranking.times_recommended(ranked, items, longest)
             if percentile is not None:
-                shown.append(ranking.popularity_at_k(ranked, percentile, longest))
-    per_user = {name: torch.cat(each).cpu() for name, each in values.items()}
+                values[-1, users] = ranking.popularity_at_k(ranked, percentile, longest)
+    if ranks > 1:
+        dist.all_reduce(values)
+        dist.all_reduce(times)
+    *each, shown = values.cpu()
+    per_user = dict(zip(measures, each, strict=True))
     means = {name: ranking.mean_over_users(each) for name, each in per_user.items()}
     return Report(
         per_user=per_user,
@@ -134,7 +147,7 @@ def evaluate(
         error={name: float(m.error) for name, m in means.items()},
         users=int(next(iter(means.values())).users),
         coverage=float(ranking.coverage(times)),
-        popularity=float(ranking.mean_over_users(torch.cat(shown)).mean) if shown else None,
+        popularity=None if percentile is None else float(ranking.mean_over_users(shown).mean),
         times=times.cpu(),
     )
 

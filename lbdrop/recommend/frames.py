@@ -11,7 +11,8 @@ from narwhals.exceptions import DuplicateError
 from lbdrop.errors import DropoutError
 
 __all__ = [
-    "Numbers", "check_ids", "check_vocabulary", "column_of", "distinct", "positions", "read_columns", "same_kind", "summable",
+    "Numbers", "check_ids", "check_infinite", "check_missing", "check_summable", "check_vocabulary", "check_weights",
+    "column_of", "distinct", "name_columns", "positions", "read_columns", "same_kind", "summable",
 ]  # fmt: skip
 
 Numbers = Int64[np.ndarray, "n"]
@@ -29,6 +30,22 @@ def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.Dat
         raise DropoutError(f"frame: want a dataframe such as polars' or pandas', got {kind}") from error
     except DuplicateError as error:
         raise DropoutError("frame: want each column once, got one name twice; rename or drop one of them") from error
+    given = name_columns(present, user, item, weight)
+    chosen = wrapped.select(*dict.fromkeys(given.values()))
+    whole = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
+    table = pl.DataFrame({name: _series(whole[column], column) for name, column in given.items()})
+    for name in ("user_id", "item_id"):
+        check_ids(table[name].dtype, given[name])
+    if "weight" in given:
+        weights = table["weight"]
+        check_weights(weights.dtype, given["weight"])
+        infinite = int(weights.is_infinite().sum()) if weights.dtype.is_float() else 0
+        check_infinite(infinite, len(weights), given["weight"])
+    return table
+
+
+def name_columns(present: list[str], user: str, item: str, weight: str | None) -> dict[str, str]:
+    """The names in the frame of ``user_id``, ``item_id`` and, if there is one, ``weight``; an error where one is missing."""
     missing = [name for name in (user, item) if name not in present]
     if missing:
         raise DropoutError(
@@ -40,15 +57,7 @@ def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.Dat
             f"weight: want the column {weight!r}, got {present} without it; name another, or pass weight=None to ignore"
             " weights"
         )
-    given = {"user_id": user, "item_id": item} | ({"weight": weight} if weight in present and weight else {})
-    chosen = wrapped.select(*dict.fromkeys(given.values()))
-    whole = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
-    table = pl.DataFrame({name: _series(whole[column], column) for name, column in given.items()})
-    for name in ("user_id", "item_id"):
-        check_ids(table[name], given[name])
-    if "weight" in given:
-        _check_weights(table["weight"], given["weight"])
-    return table
+    return {"user_id": user, "item_id": item} | ({"weight": weight} if weight in present and weight else {})
 
 
 def column_of(frame: Any, name: str) -> pl.Series:
@@ -65,9 +74,7 @@ def _series(column: Any, name: str) -> pl.Series:
     bad = column.is_null()
     if column.dtype.is_float():
         bad = bad | column.is_nan()
-    count = int(bad.sum())
-    if count:
-        raise DropoutError(f"{name}: want no null and no NaN, got {count:,} in {len(column):,} rows; drop these rows")
+    check_missing(int(bad.sum()), len(column), name)
     native = nw.to_native(column)
     if isinstance(native, pl.Series):
         return native
@@ -77,33 +84,48 @@ def _series(column: Any, name: str) -> pl.Series:
         raise DropoutError(f"{name}: want values of one type, got a mix ({error}); cast them to text") from error
 
 
-def check_ids(ids: pl.Series, name: str) -> None:
+def check_missing(count: int, rows: int, name: str) -> None:
+    """An error if values are missing."""
+    if count:
+        raise DropoutError(f"{name}: want no null and no NaN, got {count:,} in {rows:,} rows; drop these rows")
+
+
+def check_ids(kind: pl.DataType, name: str) -> None:
     """An error unless these can be ids."""
     # Null is the type of a column without rows.
-    if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Null) or _categories(ids)):
-        raise DropoutError(f"{name}: want whole numbers or text as ids, got {ids.dtype}; cast the column first")
+    if not (kind.is_integer() or kind in (pl.String, pl.Null, pl.Categorical, pl.Enum)):
+        raise DropoutError(f"{name}: want whole numbers or text as ids, got {kind}; cast the column first")
 
 
-def _check_weights(weights: pl.Series, name: str) -> None:
-    if not (weights.dtype.is_numeric() or weights.dtype in (pl.Boolean, pl.Null)):
-        raise DropoutError(f"{name}: want numbers, got {weights.dtype}; cast them, or pass weight=None to ignore them")
-    infinite = int(weights.is_infinite().sum()) if weights.dtype.is_float() else 0
-    if infinite:
-        raise DropoutError(f"{name}: want finite numbers, got {infinite:,} infinite in {len(weights):,} rows")
+def check_weights(kind: pl.DataType, name: str) -> None:
+    """An error unless these are numbers."""
+    if not (kind.is_numeric() or kind in (pl.Boolean, pl.Null)):
+        raise DropoutError(f"{name}: want numbers, got {kind}; cast them, or pass weight=None to ignore them")
+
+
+def check_infinite(count: int, rows: int, name: str) -> None:
+    """An error if weights are infinite."""
+    if count:
+        raise DropoutError(f"{name}: want finite numbers, got {count:,} infinite in {rows:,} rows")
+
+
+def check_summable(negative: int, rows: int, largest: Any) -> None:
+    """An error unless weights may be added up in single precision."""
+    if negative:
+        raise DropoutError(
+            f"weight: want at least 0, got {negative:,} negative in {rows:,} rows; pass at_least=… for ratings"
+            " that can be negative"
+        )
+    with np.errstate(over="ignore"):
+        if rows and not np.isfinite(np.float32(largest)):
+            raise DropoutError(f"weight: want numbers below 3.4e38, got {largest}; scale them down")
 
 
 def summable(weights: pl.Series) -> Float32[np.ndarray, "n"]:
     """Weights that may be added up, in single precision."""
     negative = int((weights < 0).sum()) if weights.dtype != pl.Boolean else 0
-    if negative:
-        raise DropoutError(
-            f"weight: want at least 0, got {negative:,} negative in {len(weights):,} rows; pass at_least=… for ratings"
-            " that can be negative"
-        )
-    single = weights.cast(pl.Float32).to_numpy()
-    if not np.isfinite(single).all():
-        raise DropoutError(f"weight: want numbers below 3.4e38, got {weights.max()}; scale them down")
-    return single
+    check_summable(negative, len(weights), weights.max())
+    return weights.cast(pl.Float32).to_numpy()
 
 
 # --------------------------------------------------------------------------------------------------------------- ids

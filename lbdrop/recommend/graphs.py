@@ -36,7 +36,7 @@ class Fixed:
         self.counts = torch.ones(rows, device=device)
         self.share = torch.zeros(rows, device=device)
         self.share[:size] = 1 / size
-        self.offsets = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.offsets = torch.full((rows,), capacity, dtype=torch.int64, device=device)
         self.filled = 0
 
     @classmethod
@@ -60,6 +60,8 @@ class Fixed:
         self.filled = entries
         self.counts[: self.size].copy_(batch.counts)
         self.number[: self.size].copy_(batch.number)
+        self.offsets[: self.size].copy_(batch.offsets)
+        self.offsets[self.size].fill_(entries)
 
     def batch(self) -> Batch:
         """What is in the buffers, as the model wants it."""

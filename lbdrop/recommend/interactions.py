@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from jaxtyping import Float32, Int32
 from scipy.sparse import coo_array, csr_array
 
 from lbdrop.errors import DropoutError
@@ -32,7 +33,23 @@ from lbdrop.recommend.frames import (
     summable,
 )
 
-__all__ = ["Interactions"]
+__all__ = ["Interactions", "check_filters", "compress", "no_interactions"]
+
+
+def compress(
+    lines: Int32[np.ndarray, "n"],
+    columns: Int32[np.ndarray, "n"],
+    weights: Float32[np.ndarray, "n"] | None,
+    shape: tuple[int, int],
+) -> csr_array:
+    """Pairs of row and column as a matrix: each pair once, with the sum of its weights, or 1 if there are none; no zeros."""
+    values = np.ones(len(lines), np.float32) if weights is None else weights
+    rows = csr_array(coo_array((values, (lines, columns)), shape=shape))  # sums duplicates
+    if weights is None:
+        rows.data[:] = 1.0
+    rows.eliminate_zeros()
+    rows.sort_indices()
+    return rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,8 +116,7 @@ class Interactions:
         liked = table if at_least is None else table.filter(pl.col("weight") >= at_least)
         if items is None:
             if not len(liked):
-                rule = f" with a weight of at least {at_least:g}" if len(table) else ""
-                raise DropoutError(f"frame: want at least one interaction{rule}, got none in {len(table):,} rows")
+                raise no_interactions(len(table), at_least)
             users, vocabulary = distinct(liked["user_id"]), distinct(liked["item_id"])
         else:
             if min_user_items or min_item_users:
@@ -109,15 +125,12 @@ class Interactions:
         columns = positions(liked["item_id"], vocabulary, "item_id")
         unknown = int((columns < 0).sum())
         lines = positions(liked["user_id"], users, "user_id")
-        weights = np.ones(len(liked), np.float32) if binary else summable(liked["weight"])
+        weights = None if binary else summable(liked["weight"])
         if unknown:
             known = columns >= 0
-            lines, columns, weights = lines[known], columns[known], weights[known]
-        rows = csr_array(coo_array((weights, (lines, columns)), shape=(len(users), len(vocabulary))))  # sums duplicates
-        if binary:
-            rows.data[:] = 1.0
-        rows.eliminate_zeros()
-        rows.sort_indices()
+            lines, columns = lines[known], columns[known]
+            weights = None if weights is None else weights[known]
+        rows = compress(lines, columns, weights, (len(users), len(vocabulary)))
         if items is None and not rows.nnz:
             raise DropoutError(f"weight: want at least one above 0, got {len(table):,} rows of 0")
         return cls(rows, users, vocabulary, unknown)._filtered(min_user_items, min_item_users)
@@ -167,9 +180,20 @@ class Interactions:
             # An item whose last user left is no longer in the catalogue.
             kept = np.flatnonzero(np.bincount(rows.indices, minlength=len(items)))
             rows, items = rows[:, kept], items.gather(kept)
-        if not rows.nnz and min_user_items + min_item_users > 0:
-            raise DropoutError(
-                f"filters: want users with {min_user_items:,} items of {min_item_users:,} users each, got none among"
-                f" {len(self.users):,} users and {len(self.items):,} items; lower the filters"
-            )
+        check_filters(rows.nnz, len(self.users), len(self.items), min_user_items, min_item_users)
         return Interactions(rows, users, items, self.unknown)
+
+
+def no_interactions(rows: int, at_least: float | None) -> DropoutError:
+    """The error of a frame in which nothing is a like."""
+    rule = f" with a weight of at least {at_least:g}" if rows and at_least is not None else ""
+    return DropoutError(f"frame: want at least one interaction{rule}, got none in {rows:,} rows")
+
+
+def check_filters(entries: int, users: int, items: int, min_user_items: int, min_item_users: int) -> None:
+    """An error if the filters left nothing of so many users and items."""
+    if not entries and min_user_items + min_item_users > 0:
+        raise DropoutError(
+            f"filters: want users with {min_user_items:,} items of {min_item_users:,} users each, got none among"
+            f" {users:,} users and {items:,} items; lower the filters"
+        )

@@ -2,15 +2,16 @@ r"""The loop itself, on Lightning Fabric: nothing in it waits for the device bef
 
 $$ \beta_t = \min(\beta_{\text{cap}},\, t / T) $$
 
-Batches are cut on the device, a step is one backward pass and one fused Adam step, losses are read once an epoch. Every
-epoch's order and noise come from the seed and the epoch's number, so a run that is taken up again draws what it would have
-drawn. Fabric gives precision (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes.
+Batches are cut on the device, a step is one backward pass and one fused Adam step, losses are read once an epoch; a step
+whose numbers are none is noted on the device and changes nothing (:mod:`lbdrop.recommend.watching`). Every epoch's order
+and noise come from the seed and the epoch's number, so a run that is taken up again draws what it would have drawn. Fabric
+gives precision (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every
+batch, with noise of its own, and gradients of weights and rates are averaged over all.
 
 Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., Self-Tuning Networks, ICLR 2019 (rates that
 follow held-out users).
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lbdrop.dropout import FURTHEST_LOGIT
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.evaluate import HeldOutRows
 from lbdrop.recommend.graphs import Recorder
+from lbdrop.recommend.networks import LARGE
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.vae import VAE, Losses
+from lbdrop.recommend.watching import StepWatch
 
 __all__ = ["Loop", "launch"]
 
@@ -48,12 +52,14 @@ class Loop:
         recorded: bool | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
-        alone = fabric.device.type == "cuda" and fabric.world_size == 1
+        # A step over a large catalogue is long beside its launches, and is not recorded.
+        alone = fabric.device.type == "cuda" and fabric.world_size == 1 and model.items <= LARGE
         self.seed, self.recorded = seed, alone if recorded is None else recorded
         groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             groups, lr=settings.lr, fused=True, capturable=self.recorded
         )
+        self.watch = StepWatch(model, self.optimizer, fabric.device)
         self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
         self.step = 0
         step = _Step(model)
@@ -69,6 +75,7 @@ class Loop:
         parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
         order, noise, tuning = self._generators(number)
         self.model.train()
+        self.watch.begin(number)
         try:
             for index, part in enumerate(parts):
                 if self.settings.alternate:
@@ -83,12 +90,8 @@ class Loop:
         if not self.settings.alternate:
             self.model.end_of_epoch()
         total = self.sums / self.rows.steps(self._size, self.fabric.world_size)
+        self.watch.refuse()
         means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
-        if not math.isfinite(means[0]):
-            raise DropoutError(
-                f"the loss of epoch {number} is {means[0]}; lower lr (now {self.settings.lr}) or rate_lr (now"
-                f" {self.settings.rate_lr})"
-            )
         return {
             "epoch": number,
             "seconds": time.perf_counter() - start,
@@ -122,6 +125,7 @@ class Loop:
             else:
                 self._step(batch, beta, pair, noise)
             if index % 32 == 31:
+                self.watch.ask()
                 advance((index + 1) / steps)
         self.step += steps
 
@@ -131,9 +135,17 @@ class Loop:
         with self.fabric.autocast():
             loss = self.loss(_Work(batch, beta, noise, pair))
         self.fabric.backward(loss.total)
+        self.watch.look(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._hold_rates()
         self.sums += torch.stack([each.detach() for each in loss])
+
+    def _hold_rates(self) -> None:
+        """Rates stay where they have a gradient to come back by; see :func:`lbdrop.dropout.hold_in_range`."""
+        if self.settings.learns_rates and self.model.masks.logit is not None:
+            least = 0.0 if self.settings.dropout == "gaussian" else -FURTHEST_LOGIT
+            self.model.masks.logit.data.clamp_(least, FURTHEST_LOGIT)
 
     @property
     def _size(self) -> int:
@@ -201,6 +213,11 @@ def launch(device: torch.device | str | None = None, precision: Any = None, unev
         from lightning.fabric.strategies import DDPStrategy
     except ModuleNotFoundError as error:
         raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[recommend]'") from error
+    if precision in ("bf16-true", "16-true", "16-mixed"):
+        raise DropoutError(
+            f"precision: want 'bf16-mixed', '32-true' or '64-true', got {precision!r}; in half precision parameters and their"
+            " small steps would be lost, and float16 has no room for the loss of a long row"
+        )
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     ranks, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     fabric = Fabric(

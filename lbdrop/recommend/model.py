@@ -7,8 +7,7 @@ Tables come back in the library they came in. A pair of user and item either is 
 ``at_least`` which, and ``datetime`` is left aside. Nothing is drawn from the global random state; the seed decides.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,33 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
 from lbdrop.metrics.ranking import top_items
-from lbdrop.recommend import saving, train
+from lbdrop.recommend import saving, streaming, train
 from lbdrop.recommend.answers import as_list, library_of, ranked, table
-from lbdrop.recommend.asking import Known, likes_of
+from lbdrop.recommend.asking import Known, Question, likes_of
+from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.checks import check_number, plain
 from lbdrop.recommend.choices import checked_settings, choose, to_size
+from lbdrop.recommend.cluster import engine_named
 from lbdrop.recommend.evaluate import Report, device_of, evaluate
 from lbdrop.recommend.explain import leave_one_out
 from lbdrop.recommend.frames import positions
+from lbdrop.recommend.histories import of_ids
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.protocol import HeldOut, fold_in
+from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.scoring import Best, Scoring, best_items, scoring, users_at_once, with_fallback
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.similar import likeness
-from lbdrop.recommend.streaming import to_parquet
 from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.validation import hold_out
 from lbdrop.records import provenance
 
 __all__ = ["Recommender"]
-
-FEWEST = 20
-"""Validation users with something to find; fewer cannot tell one epoch from another."""
-MOST = 10_000
-"""Validation users of a share; more would only take time."""
 
 
 class Recommender:
@@ -121,11 +117,16 @@ class Recommender:
 
     # -------------------------------------------------------------------------------------------------------- learning
 
-    def fit(self, interactions: Any) -> "Recommender":
+    def fit(self, interactions: Any, *, checkpoints: str | Path | None = None) -> "Recommender":
         """Learn from a dataframe with ``user_id`` and ``item_id``, or from :class:`Interactions`; a second call starts anew.
 
         Where too few users have five items, fewer than 20 could be held out to stop by. Then, with a warning, all users are
         trained on for all epochs.
+
+        Args:
+            interactions: who had what.
+            checkpoints: folder for the state after each epoch. A run of the same data and settings that is found there is
+                taken up where it stopped, bit for bit on a CPU; another one's is an error. Linear methods keep none.
         """
         if isinstance(interactions, Interactions):
             data, library = interactions, "polars"
@@ -141,37 +142,27 @@ class Recommender:
             # As they will be read back: sums then run over them in the same order.
             model.restore({name: tensor.contiguous() for name, tensor in model.state.items()})
         else:
-            trained, held = self._split(data)
+            trained, held = hold_out(data, self.validation, self.seed)
             settings = to_size(self.choice.settings, self.choice.told, len(trained.users), len(data.items))
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 model = VAE(len(data.items), settings, users=len(trained.users))
             history = train.fit(
-                model, trained.rows, held, device=self.device, seed=self.seed, patience=self.patience, progress=self.progress
+                model, trained.rows, held, device=self.device, seed=self.seed, patience=self.patience, progress=self.progress,
+                checkpoints=None if checkpoints is None else Path(checkpoints),
+                identity=None if checkpoints is None else self._identity(data),
             )  # fmt: skip
         self.model_, self.settings_, self.history_ = model, settings, history
         self.interactions_, self.items_, self.library = data, data.items, library
         self.likes_ = np.bincount(data.rows.indices, minlength=len(data.items)).astype(np.float32)
         return self
 
-    def _split(self, data: Interactions) -> tuple[Interactions, HeldOut | None]:
-        """Training users, and validation users with a fifth of their items held out."""
-        users, wanted = len(data.users), self.validation
-        if not wanted:
-            return data, None
-        count = wanted if isinstance(wanted, int) else min(round(wanted * users), MOST)
-        if isinstance(wanted, int) and count >= users:
-            raise DropoutError(f"validation: want fewer than the {users:,} users, got {count:,}")
-        order = np.random.default_rng(self.seed).permutation(users)
-        held = fold_in(data.select(order[users - count :]), seed=self.seed % 2**32)
-        if held.scored < FEWEST:
-            warnings.warn(
-                f"validation: want {FEWEST} held-out users with five items, got {held.scored} among {count:,} of {users:,}"
-                " users; all users are trained on for all epochs (validation=0 says so without this warning)",
-                stacklevel=3,
-            )
-            return data, None
-        return data.select(order[: users - count]), held
+    def _identity(self, data: Interactions) -> dict[str, Any]:
+        return {
+            "interactions": fingerprint(data.rows.indptr, data.rows.indices),
+            "ids": [of_ids(data.users), of_ids(data.items)],
+            "validation": self.validation,
+        }
 
     # ---------------------------------------------------------------------------------------------------- recommending
 
@@ -199,14 +190,14 @@ class Recommender:
                 ignored.
             samples: masks to average, 0 for none; the method's number unless told. From two on there is uncertainty.
         """
-        asked, count = self._known().users(users), self._samples(samples)
-        parts = list(self._best(asked.rows, k, filter_viewed, items_to_recommend, count))
+        asked, question = self.known().users(users), self._question(k, filter_viewed, items_to_recommend, samples)
+        parts = list(self.best(asked.rows, question))
         best = Best(
             torch.cat([each.item for each in parts]),
             torch.cat([each.score for each in parts]),
             None if parts[0].spread is None else torch.cat([each.spread for each in parts if each.spread is not None]),
         )
-        return table(ranked(best, asked.ids, self.items_, count > 1), asked.library)
+        return table(ranked(best, asked.ids, self.items_, question.samples > 1), asked.library)
 
     def score_to(
         self,
@@ -218,35 +209,30 @@ class Recommender:
         items_to_recommend: Any = None,
         samples: int | None = None,
         batch: int | None = None,
+        engine: str = "local",
+        address: str | None = None,
     ) -> int:
-        """As :meth:`recommend`, straight to one Parquet file; memory does not grow with the users. Returns its rows.
+        """As :meth:`recommend`, straight to Parquet; memory does not grow with the users. Returns the number of rows.
+
+        What is done stays in a folder beside ``path`` until all is, and the same call goes on from there. See
+        :mod:`lbdrop.recommend.streaming`.
 
         Args:
-            path: the file, replaced when the new one is whole.
-            users: as for :meth:`recommend`, like the other arguments.
+            path: one file if the name ends in .parquet, a folder of parts otherwise; replaced when the new one is whole.
+            users: as for :meth:`recommend`, like the other arguments. Of a polars LazyFrame a part at a time is in memory.
             batch: users scored at once; by the size of the catalogue unless told.
+            engine: "local", or "ray" for the machines of a cluster, which all see ``path``.
+            address: of the Ray cluster; one that is found, or this machine, unless told.
         """
-        asked, count = self._known().users(users), self._samples(samples)
-
-        def tables(advance: Callable[[int], None]) -> Iterator[pl.DataFrame]:
-            done = 0
-            for best in self._best(asked.rows, k, filter_viewed, items_to_recommend, count, batch):
-                ids = asked.ids[done : done + len(best.item)]
-                yield pl.DataFrame(ranked(best, ids, self.items_, count > 1))
-                done += len(ids)
-                advance(len(ids))
-
-        columns = ("users", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not self.progress, transient=True) as progress:
-            task = progress.add_task("", total=len(asked.ids))
-            return to_parquet(Path(path), tables(lambda users: progress.advance(task, users)))
+        question = self._question(k, filter_viewed, items_to_recommend, samples, batch)
+        return streaming.score_to(self, Path(path), users, question, engine_named(engine, address), self.progress)
 
     def similar_items(self, items: Any, k: int = 10) -> Any:
         """The k items most like each of these: ``item_id``, ``similar_item_id``, ``score``, ``rank``.
 
         Scores are cosines of the items' vectors; for EASE and SLIM the weight with which the one speaks for the other.
         """
-        known, ids = self._known(), as_list(items, "items")
+        known, ids = self.known(), as_list(items, "items")
         numbers = torch.from_numpy(known.item_numbers(ids))
         scores = likeness(self.model_, numbers).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), numbers), k)
@@ -267,7 +253,7 @@ class Recommender:
             item: the id of the item in question.
             samples: masks to average, the same for every shortened history; the method's number unless told.
         """
-        known = self._known()
+        known = self.known()
         history, library = known.history(user_or_history)
         asked = as_list(item, "item")
         if len(asked) != 1:
@@ -286,7 +272,7 @@ class Recommender:
 
     def rates(self) -> Any:
         """The drop rate of every item and how many users have it: ``item_id``, ``rate``, ``likes``."""
-        self._known()
+        self.known()
         if isinstance(self.model_, Linear):
             raise DropoutError(f"rates: want a method with masks, got {self.choice.method!r}")
         rate = (1 - self.model_.keep).cpu().expand(len(self.items_)).numpy()
@@ -303,7 +289,7 @@ class Recommender:
             samples: masks to average; the method's number unless told.
             measures: ``recall`` and ``ndcg``, tuples of k.
         """
-        known = self._known()
+        known = self.known()
         held = held_out if isinstance(held_out, HeldOut) else known.held_out(held_out, self.seed % 2**32)
         if held.fold_in.shape != (shape := (len(held.users), len(self.items_))):
             raise DropoutError(
@@ -330,16 +316,22 @@ class Recommender:
             histories: keep what each user has, so that :meth:`recommend` knows users by their ids. Without, users come with
                 their histories, and the folder tells nothing about any of them.
         """
-        self._known()  # only what was fitted
-        kept = self.interactions_ if histories else None
+        self.known()  # only what was fitted
+        saving.write(Path(folder), self.saved(self.interactions_ if histories else None))
+
+    def saved(self, kept: Interactions | None) -> saving.Saved:
+        """All that is written of this model, with the histories of these users."""
         settings = self.choice.options if self.settings_ is None else asdict(self.settings_)
         header = {
             "method": self.choice.method, "settings": settings, "seed": self.seed, "at_least": self.at_least,
             "library": self.library, "items": len(self.items_), "users": None if kept is None else len(kept.users),
             "history": None if self.history_ is None else asdict(self.history_), "provenance": provenance(),
         }  # fmt: skip
-        tensors = self.model_.state if isinstance(self.model_, Linear) else self.model_.state_dict()
-        saving.write(Path(folder), saving.Saved(header, tensors, self.items_, self.likes_, kept))
+        return saving.Saved(header, self.state(), self.items_, self.likes_, kept)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What was learned."""
+        return self.model_.state if isinstance(self.model_, Linear) else self.model_.state_dict()
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> "Recommender":
@@ -363,7 +355,7 @@ class Recommender:
 
     # ---------------------------------------------------------------------------------------------------------- pieces
 
-    def _known(self) -> Known:
+    def known(self) -> Known:
         if not hasattr(self, "model_"):
             raise DropoutError("this recommender has learned nothing yet; call fit(interactions) first")
         return Known(self.items_, self.interactions_, self.at_least, self.library)
@@ -380,18 +372,26 @@ class Recommender:
         popular = torch.from_numpy(np.log((self.likes_ + 1) / (self.likes_ + 1).sum()))
         return with_fallback(scoring(self.model_, samples, self.seed), popular.to(device_of(self.model_)))
 
-    def _best(
-        self, rows: csr_array, k: int, filter_viewed: bool, chosen: Any, samples: int, batch: int | None = None
-    ) -> Iterator[Best]:
-        device, allowed = device_of(self.model_), None
+    def _question(
+        self, k: int, filter_viewed: bool, chosen: Any, samples: int | None, batch: int | None = None
+    ) -> Question:
+        items = None
         if chosen is not None:
             numbers = positions(as_list(chosen, "items_to_recommend"), self.items_, "items_to_recommend")
             if not (numbers >= 0).any():
                 raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(numbers):,}")
+            items = tuple(np.unique(numbers[numbers >= 0]).tolist())
+        return Question(k, filter_viewed, items, self._samples(samples), batch)
+
+    def best(self, rows: csr_array, question: Question) -> Iterator[Best]:
+        """The best items of these rows, a batch at a time."""
+        device, allowed = device_of(self.model_), None
+        if question.items is not None:
             allowed = torch.zeros(len(self.items_), dtype=torch.bool)
-            allowed[torch.from_numpy(numbers[numbers >= 0]).long()] = True
+            allowed[list(question.items)] = True
             allowed = allowed.to(device)
-        on_device = Rows.from_csr(rows, device)
-        scored = self._scored(samples)
         with torch.no_grad():
-            yield from best_items(scored, on_device, k, filter_viewed=filter_viewed, allowed=allowed, batch=batch)
+            yield from best_items(
+                self._scored(question.samples), Rows.from_csr(rows, device), question.k,
+                filter_viewed=question.filter_viewed, allowed=allowed, batch=question.batch,
+            )  # fmt: skip

@@ -28,6 +28,8 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
+LARGE = 100_000
+"""Items of a catalogue of which no table with a row for each user is made in training."""
 # A logit that leaves nothing of its item, and is a number even in half precision.
 NEVER = -1e4
 
@@ -44,10 +46,11 @@ class ItemTable(nn.Module):
     """The first layer, a vector for each item: the sum of the vectors of a row's items, weighted by their values.
 
     On a CPU the vectors are gathered and summed (``embedding_bag``), on a GPU rows are written out and multiplied: the same
-    numbers, each where it is faster. ``path`` says which, or leaves it to the device.
+    numbers, each where it is faster. Rows of a large catalogue would fill the memory, and are summed on a GPU, too. ``path``
+    says which, or leaves it to device and catalogue.
     """
 
-    path: Literal["device", "bag", "dense"] = "device"
+    path: Literal["auto", "bag", "dense"] = "auto"
 
     def __init__(self, items: int, width: int):
         super().__init__()
@@ -57,8 +60,8 @@ class ItemTable(nn.Module):
     def forward(self, values: Float[Tensor, "n entries"], batch: Batch) -> Float[Tensor, "rows width"]:
         """One row for every set of values and every user, sets first."""
         n, entries = values.shape
-        bag = self.path == "bag" or (self.path == "device" and values.device.type == "cpu")
-        if not bag:
+        summed = values.device.type == "cpu" or len(self.weight) > LARGE
+        if self.path == "dense" or (self.path == "auto" and not summed):
             kind = values.device.type
             # Written out in the precision of the product: half the memory traffic under bfloat16.
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -221,11 +224,18 @@ class Decoder(nn.Module):
         width: int | None = None,
     ) -> Float[Tensor, "rows _"]:
         """Logits; with a ``width`` of more than the items, further columns that no softmax sees."""
+        hidden = self.hidden(eta, offsets)
+        if width is None or width == self.out.out_features:
+            return self.out(hidden)
+        return F.linear(hidden, _filled_up(self.out.weight, width), _filled_up(self.out.bias, width, NEVER))
+
+    def hidden(
+        self, eta: Float[Tensor, "rows latent"], offsets: Float[Tensor, "rows 1"] | None = None
+    ) -> Float[Tensor, "rows _"]:
+        """All but the last layer."""
         for layer in self.layers:
             eta = layer(eta, offsets)
-        if width is None or width == self.out.out_features:
-            return self.out(eta)
-        return F.linear(eta, _filled_up(self.out.weight, width), _filled_up(self.out.bias, width, NEVER))
+        return eta
 
 
 def aligned(items: int) -> int:

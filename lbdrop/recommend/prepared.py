@@ -1,34 +1,44 @@
 """A data set prepared once and read back in a second: likes as CSR in safetensors, ids and titles in Parquet, a manifest.
 
-    netflix/likes.safetensors   indptr (users + 1,) and indices (likes,), in the smallest type that holds them
+    netflix/likes.safetensors   indptr (users + 1,) and indices (likes,), in the smallest type that holds them; values,
+                                if they are not all 1
     netflix/users.parquet       user_id by row
     netflix/items.parquet       item_id and title by column
     netflix/manifest.json       settings, counts, source files with their sizes, SHA-256 of the three others
 
-The split is not stored: it follows from the seed in a second or two.
+The split is not stored: it follows from the seed in a second or two. The folder is written beside its place and renamed.
 """
 
 import hashlib
-import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from scipy.sparse import csr_array
 
+from lbdrop.archives import why
 from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
 from lbdrop.recommend.interactions import Interactions
+from lbdrop.recommend.panics import no_panic
 from lbdrop.recommend.protocol import Split, split_users
 from lbdrop.recommend.ratings import Ratings
 from lbdrop.recommend.readers import Protocol, get_protocol, read
+from lbdrop.recommend.rows import Resident, Rows
 from lbdrop.recommend.sources import Progress
-from lbdrop.records import provenance, write_json
+from lbdrop.records import provenance, read_json, write_json
 
-__all__ = ["Prepared", "counts", "load_prepared", "prepare"]
+__all__ = [
+    "Prepared", "counts", "in_place_of", "is_prepared", "load_prepared", "load_rows", "prepare", "source_record", "titles_of",
+    "write_ids",
+]  # fmt: skip
 
 LIKES, USERS, ITEMS, MANIFEST = "likes.safetensors", "users.parquet", "items.parquet", "manifest.json"
 FORMAT = 1
@@ -48,6 +58,8 @@ class Prepared:
         """Train, validation and test users, as the protocol has them unless told."""
         settings = self.manifest["settings"]
         users = settings["held_out_users"] if held_out_users is None else held_out_users
+        if users is None:
+            raise DropoutError("held_out_users: want a number, got none; no protocol tells how many of one's own users")
         return split_users(self.interactions, users, settings["seed"] if seed is None else seed)
 
 
@@ -76,48 +88,101 @@ def prepare(
     settings = protocol.settings() | ({} if held_out_users is None else {"held_out_users": held_out_users})
     split = split_users(interactions, int(settings["held_out_users"]), protocol.seed)
     manifest = _manifest(protocol, ratings, interactions, split, settings)
-    prepared = Prepared(name, interactions, _titles(ratings.titles, interactions.items), manifest)
+    prepared = Prepared(name, interactions, titles_of(ratings.titles, interactions.items), manifest)
     _write(Path(out) / name, prepared)
     return prepared
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder was written here."""
+    return (folder / MANIFEST).is_file()
+
+
 def load_prepared(folder: str | Path) -> Prepared:
-    """Read back what :func:`prepare` wrote, checked against its manifest."""
-    folder = Path(folder)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise DropoutError(f"{folder}: want format {FORMAT}, got {manifest['format']}; prepare it again")
-        for file, digest in manifest["sha256"].items():
-            if (found := _digest(folder / file)) != digest:
-                raise DropoutError(f"{folder / file}: want SHA-256 {digest[:12]}…, got {found[:12]}…; prepare it again")
-        arrays, items = load_file(folder / LIKES), pl.read_parquet(folder / ITEMS)
-        users, ids = pl.read_parquet(folder / USERS)["user_id"], items["item_id"]
-        indptr, indices = arrays["indptr"].astype(np.int64), arrays["indices"].astype(np.int32)
-        data = np.ones(len(indices), np.float32)
-        rows = csr_array(
-            (data, indices, indptr.astype(np.int32) if len(data) < 2**31 else indptr), (len(users), len(ids))
-        )
+    """Read back what was prepared, checked against its manifest."""
+    with _checked(Path(folder)) as (manifest, indptr, indices, values, users, items):
+        data = np.ones(len(indices), np.float32) if values is None else values
+        small = indptr.astype(np.int32) if len(indices) < 2**31 else indptr
+        rows = csr_array((data, indices, small), (len(users), len(items)))
         rows.has_canonical_format = True
-        return Prepared(manifest["name"], Interactions(rows, users, ids), items["title"], manifest)
+        return Prepared(manifest["name"], Interactions(rows, users, items["item_id"]), items["title"], manifest)
+
+
+def load_rows(folder: str | Path, device: torch.device | str | None = None, resident: Resident = "host") -> Rows:
+    """Training rows straight from a folder, for :func:`lbdrop.recommend.fit`; what is on the disk may exceed the memory.
+
+    On the host the rows are a map of the file: the system reads what an epoch asks for and lets go of it as it likes. The
+    weights of interactions are left aside.
+    """
+    with _checked(Path(folder)) as (_, indptr, indices, _, _, items):
+        return Rows(indptr, torch.from_numpy(indices), len(items), device=device, resident=resident)
+
+
+@contextmanager
+def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
+    """Manifest, indptr, indices, values, users and items of a folder, if they are what the manifest says."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        if manifest["format"] != FORMAT:
+            raise DropoutError(f"{folder}: want format {FORMAT}, got {manifest['format']!r:.60}; prepare it again")
+        _check_manifest(manifest)
+        for file in (LIKES, USERS, ITEMS):
+            found, digest = _digest(folder / file), manifest["sha256"][file]
+            if found != digest:
+                raise DropoutError(f"{folder / file}: want SHA-256 {digest[:12]}…, got {found[:12]}…; prepare it again")
+        with safe_open(folder / LIKES, "pt") as file:  # torch's tensors are maps of the file, numpy's would be copies
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+        with no_panic():
+            users, items = pl.read_parquet(folder / USERS)["user_id"], pl.read_parquet(folder / ITEMS)
+        _check_parts(arrays, users, items)
+        indptr, indices = arrays["indptr"].astype(np.int64), arrays["indices"].astype(np.int32, copy=False)
+        whole = len(indptr) == len(users) + 1 and indptr[0] == 0 and indptr[-1] == len(indices)
+        if not whole or (np.diff(indptr) < 0).any() or not _within(indices, len(items["item_id"])):
+            raise ValueError(f"likes that do not fit {len(users):,} users and {len(items):,} items")
+        yield manifest, indptr, indices, arrays.get("values"), users, items
     except FileNotFoundError as error:
         raise DropoutError(
             f"{folder}: want a prepared data set, got no {Path(str(error.filename)).name} there; run lbdrop data prepare"
         ) from error
     except (
-        OSError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        SafetensorError,
-        pl.exceptions.PolarsError,
-    ) as error:
+        OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OverflowError, MemoryError,
+        SafetensorError, pl.exceptions.PolarsError,
+    ) as error:  # fmt: skip
         if isinstance(error, DropoutError):
             raise
         raise DropoutError(
-            f"{folder}: want a prepared data set, got {type(error).__name__} ({error}); prepare it again"
+            f"{folder}: want a prepared data set, got {type(error).__name__} ({why(error)}); prepare it again"
         ) from error
+
+
+def _check_manifest(manifest: Any) -> None:
+    """What is used of it is of its kind; the digests are compared."""
+    settings = manifest["settings"]
+    for value, kind in ((manifest["name"], str), (settings, dict), (manifest["sha256"], dict)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r:.60} where a {kind.__name__} should be")
+    for name in ("held_out_users", "seed"):
+        value = settings.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32):
+            raise ValueError(f"{name} {value!r:.60} in its settings")
+
+
+def _check_parts(arrays: dict[str, np.ndarray], users: pl.Series, items: pl.DataFrame) -> None:
+    for ids in (users, items["item_id"]):
+        if not (ids.dtype.is_integer() or ids.dtype == pl.String) or ids.null_count() or ids.n_unique() != len(ids):
+            raise ValueError(f"ids of {ids.dtype} with repeats or nulls, or of another kind")
+    if items["title"].dtype != pl.String or items["title"].null_count():
+        raise ValueError(f"titles of {items['title'].dtype}, or missing ones")
+    for name, kinds in (("indptr", "iu"), ("indices", "iu"), ("values", "f")):
+        if name in arrays and (arrays[name].ndim != 1 or arrays[name].dtype.kind not in kinds):
+            raise ValueError(f"{name} of {arrays[name].dtype} and shape {arrays[name].shape}")
+    values = arrays.get("values")
+    if values is not None and (len(values) != len(arrays["indices"]) or not (np.isfinite(values) & (values > 0)).all()):
+        raise ValueError(f"{len(values):,} values for {len(arrays['indices']):,} likes, or some that are no weights")
+
+
+def _within(indices: np.ndarray, items: int) -> bool:
+    return not len(indices) or bool(indices.min() >= 0 and indices.max() < items)
 
 
 def counts(interactions: Interactions, split: Split) -> dict[str, int]:
@@ -140,7 +205,6 @@ def counts(interactions: Interactions, split: Split) -> dict[str, int]:
 def _manifest(
     protocol: Protocol, ratings: Ratings, interactions: Interactions, split: Split, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    sizes = "\n".join(f"{name} {size}" for name, size in sorted(ratings.files))
     return {
         "format": FORMAT,
         "name": protocol.name,
@@ -148,18 +212,25 @@ def _manifest(
         "settings": settings,
         "counts": {"rows read": len(ratings.frame), **counts(interactions, split)},
         "published": protocol.published,
-        "source": {
-            "files": len(ratings.files),
-            "bytes": sum(size for _, size in ratings.files),
-            "names and sizes": dict(ratings.files[:10]),
-            "sha256 of names and sizes": hashlib.sha256(sizes.encode()).hexdigest(),
-            "note": ratings.note,
-        },
+        "source": source_record(ratings.files, ratings.note),
         **provenance(),
     }
 
 
-def _titles(titles: pl.DataFrame | None, items: pl.Series) -> pl.Series:
+def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str, Any]:
+    """What a manifest says of the files that were read."""
+    sizes = "\n".join(f"{name} {size}" for name, size in sorted(files))
+    return {
+        "files": len(files),
+        "bytes": sum(size for _, size in files),
+        "names and sizes": dict(files[:10]),
+        "sha256 of names and sizes": hashlib.sha256(sizes.encode()).hexdigest(),
+        "note": note,
+    }
+
+
+def titles_of(titles: pl.DataFrame | None, items: pl.Series) -> pl.Series:
+    """The title of each item; its id as text where there is none."""
     wanted = pl.DataFrame({"item_id": items})
     plain = items.cast(pl.String).alias("title")
     if titles is None:
@@ -169,17 +240,33 @@ def _titles(titles: pl.DataFrame | None, items: pl.Series) -> pl.Series:
 
 
 def _write(folder: Path, prepared: Prepared) -> None:
-    """The manifest goes first and comes last: without it, what is there is not a data set."""
     rows, items = prepared.interactions.rows, prepared.interactions.items
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
     small = np.uint16 if len(items) <= 2**16 else np.int32
     arrays = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(small)}
-    (folder / LIKES).write_bytes(save(arrays))  # save_file would leave a file for its owner's eyes only
-    pl.DataFrame({"user_id": prepared.interactions.users}).write_parquet(folder / USERS)
-    pl.DataFrame({"item_id": items, "title": prepared.titles}).write_parquet(folder / ITEMS)
-    prepared.manifest["sha256"] = {file: _digest(folder / file) for file in (LIKES, USERS, ITEMS)}
-    write_json(folder / MANIFEST, prepared.manifest)
+    with in_place_of(folder) as beside:
+        (beside / LIKES).write_bytes(save(arrays))  # save_file would leave a file for its owner's eyes only
+        write_ids(beside, prepared.interactions.users, items, prepared.titles, prepared.manifest)
+
+
+def write_ids(folder: Path, users: pl.Series, items: pl.Series, titles: pl.Series, manifest: dict[str, Any]) -> None:
+    """Ids, titles and, last of all, the manifest beside the likes."""
+    pl.DataFrame({"user_id": users}).write_parquet(folder / USERS)
+    pl.DataFrame({"item_id": items, "title": titles}).write_parquet(folder / ITEMS)
+    manifest["sha256"] = {file: _digest(folder / file) for file in (LIKES, USERS, ITEMS)}
+    write_json(folder / MANIFEST, manifest)
+
+
+@contextmanager
+def in_place_of(folder: Path) -> Iterator[Path]:
+    """A folder beside it that takes its place, if nothing goes wrong and nothing else is there."""
+    others = (
+        sorted({path.name for path in folder.iterdir()} - {LIKES, USERS, ITEMS, MANIFEST}) if folder.is_dir() else []
+    )
+    if others:
+        raise DropoutError(f"{folder}: want a place for a data set, got {others[0]} there; choose another")
+    with replacing(folder) as beside:
+        beside.mkdir()
+        yield beside
 
 
 def _digest(path: Path) -> str:

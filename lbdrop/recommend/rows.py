@@ -1,13 +1,18 @@
-r"""The interaction matrix on the device, and batches of its rows that cost no look back at the host.
+r"""The interaction matrix, and batches of its rows on the device that cost no look back at the host.
 
 A row-compressed matrix is two arrays: where each user's items start, and the items. An epoch draws one permutation of the
 users on the host, where the starts are known too, so the bounds of every batch are known without asking the device. The
-permuted entries are gathered on the device a window of batches at a time, and batches are slices of that window.
+permuted entries are gathered a window of batches at a time, and batches are slices of that window.
+
+The items may live on the device, or on the host where the device has no room for them, even as a map of a file. Then windows
+are gathered on the host and copied from pinned memory, each while the steps of the one before are still running; the
+batches are the same.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,10 +21,23 @@ from torch import Tensor
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["Batch", "Rows"]
+__all__ = ["TABLE", "Batch", "Resident", "Rows", "users_at_once"]
 
 # Entries gathered at once: enough that their few kernels are lost among those of the steps, small beside the model.
 WINDOW = 4_000_000
+
+Resident = Literal["auto", "device", "host"]
+"""Where the items live; by the room there is unless told."""
+# What training itself may want beside the items: they move in if they leave half of what is free.
+SHARE = 0.5
+
+TABLE = 2**24
+"""Numbers in one table of scores at most, so that a handful of them stay below half a gigabyte."""
+
+
+def users_at_once(items: int, most: int = 1000) -> int:
+    """How many users' scores fit into one table."""
+    return max(1, min(most, TABLE // items))
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,15 @@ class Batch:
 
 
 class Rows:
-    """A row-compressed matrix resident on a device.
+    """A row-compressed matrix whose batches are on a device.
+
+    Args:
+        starts: where each row's items start, and where the last one's end.
+        item: the items of all rows; a map of a file stays one on the host.
+        items: items of the catalogue.
+        value: the weights of the items; all 1 without them.
+        device: where batches are.
+        resident: where ``item`` and ``value`` live: on the device, on the host, or by the room there is.
 
     Example:
         >>> from scipy.sparse import csr_array
@@ -93,18 +119,35 @@ class Rows:
     """
 
     def __init__(
-        self, starts: np.ndarray, item: Tensor, items: int, *, value: Tensor | None = None, device: torch.device
+        self,
+        starts: np.ndarray,
+        item: Tensor,
+        items: int,
+        *,
+        value: Tensor | None = None,
+        device: torch.device | str | None = None,
+        resident: Resident = "auto",
     ):
         self.starts = starts  # on the host: gives the bounds of every slice
         self.users, self.items = len(starts) - 1, items
-        self.item = item.to(device)
-        self.value = None if value is None else value.to(device)
-        self.start = torch.from_numpy(starts[:-1].copy()).to(device)
-        self.count = torch.from_numpy(np.diff(starts)).to(device)
+        self.device = torch.device(device if device is not None else "cpu")
+        """Where batches are."""
+        size = item.nbytes + (0 if value is None else value.nbytes)
+        self.on_host = resident == "host" or (resident == "auto" and not _has_room(self.device, size))
+        home = torch.device("cpu") if self.on_host else self.device
+        self.item = item.to(home)
+        self.value = None if value is None else value.to(home)
 
     @classmethod
-    def from_csr(cls, matrix: Any, device: torch.device | str | None = None, *, values: bool = False) -> "Rows":
-        """Copy a scipy matrix (users × items) to the device; its stored values are dropped unless ``values``.
+    def from_csr(
+        cls,
+        matrix: Any,
+        device: torch.device | str | None = None,
+        *,
+        values: bool = False,
+        resident: Resident = "auto",
+    ) -> "Rows":
+        """A scipy matrix (users × items), for batches on the device; its stored values are dropped unless ``values``.
 
         Explicit zeros and duplicates are taken out first: an entry stands for an interaction.
         """
@@ -120,12 +163,9 @@ class Rows:
             torch.from_numpy(matrix.indices.astype(np.int32)),
             matrix.shape[1],
             value=torch.from_numpy(matrix.data.astype(np.float32)) if values else None,
-            device=torch.device(device if device is not None else "cpu"),
+            device=device,
+            resident=resident,
         )
-
-    @property
-    def device(self) -> torch.device:
-        return self.item.device
 
     @property
     def entries(self) -> int:
@@ -172,29 +212,32 @@ class Rows:
             raise DropoutError(f"users: want row numbers from 0 to {self.users - 1}, got {int(order.min())} to"
                                f" {int(order.max())}")  # fmt: skip
         if not len(order):
-            none = self.start[:0]
+            none = order.to(self.device)
             return Batch(none, none, 0, self.items, none, none.float(), none, none)
         return next(self.in_order(order, len(order)))
 
     def in_order(self, order: Int64[Tensor, "rows"], size: int) -> Iterator[Batch]:
         """Batches of the rows of these numbers, which are on the host; gathered a window at a time."""
         host = order.numpy()
-        ends = np.concatenate([[0], np.cumsum(self.starts[host + 1] - self.starts[host])])
-        order = order.to(self.device)
-        counts = self.count[order]
-        starts = self.start[order]
-        fresh = counts.cumsum(0) - counts  # where each row starts in the new order
-        shift = starts - fresh
+        counts = self.starts[host + 1] - self.starts[host]
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        fresh = ends[:-1]  # where each row starts in the new order
         # Once an epoch rather than once a batch: a batch is then nothing but views.
-        batch_of = torch.arange(len(host), device=self.device) // size * size
-        offsets, lengths = fresh - fresh[batch_of], counts.float()
-        for first, last in _windows(ends, size):
+        offsets = fresh - fresh[np.arange(len(host)) // size * size]
+        order, count, offset = (torch.as_tensor(each).to(self.device) for each in (order, counts, offsets))
+        lengths, home = count.float(), self.item.device
+        shifts, lines = (torch.from_numpy(each).to(home) for each in (self.starts[host] - fresh, counts))
+
+        def gather(first: int, last: int) -> tuple[int, int, Tensor, Tensor | None]:
             low, high = int(ends[first]), int(ends[last])
-            row = torch.repeat_interleave(counts[first:last], output_size=high - low)
-            source = torch.arange(low, high, device=self.device) + shift[first:last][row]
-            item = self.item[source].long()
-            value = None if self.value is None else self.value[source]
-            user = row.remainder(size)
+            source = torch.repeat_interleave(shifts[first:last], lines[first:last], output_size=high - low)
+            source += torch.arange(low, high, device=home)
+            value = None if self.value is None else self._chosen(self.value, source)
+            return first, last, self._chosen(self.item, source), value
+
+        for first, last, narrow, value in _ahead((gather(*each) for each in _windows(ends, size)), int(self.on_host)):
+            low, item = int(ends[first]), narrow.long()
+            user = torch.repeat_interleave(count[first:last], output_size=len(item)).remainder(size)
             cell = torch.add(item, user, alpha=self.items)
             for a in range(first, last, size):
                 b = min(a + size, last)
@@ -206,10 +249,34 @@ class Rows:
                     items=self.items,
                     number=order[a:b],
                     counts=lengths[a:b],
-                    offsets=offsets[a:b],
+                    offsets=offset[a:b],
                     cell=cell[entries],
                     value=None if value is None else value[entries],
                 )
+
+    def _chosen(self, stored: Tensor, source: Int64[Tensor, "entries"]) -> Tensor:
+        """Entries on the device; from the host the copy is on its way, and the pinned memory is torch's to look after."""
+        if not self.on_host:
+            return stored[source]
+        picked = torch.empty(len(source), dtype=stored.dtype, pin_memory=self.device.type == "cuda")
+        torch.index_select(stored, 0, source, out=picked)
+        return picked.to(self.device, non_blocking=True)
+
+
+def _has_room(device: torch.device, size: int) -> bool:
+    """Whether a device takes so many bytes and has as many left; only a GPU has memory of its own to run out of."""
+    # A few rows, as a question brings them, are not worth asking the driver about.
+    return device.type != "cuda" or size <= WINDOW or size <= SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+def _ahead(each: Iterable[Any], count: int) -> Iterator[Any]:
+    """The same, with so many made before they are asked for."""
+    made = deque[Any]()
+    for one in each:
+        made.append(one)
+        if len(made) > count:
+            yield made.popleft()
+    yield from made
 
 
 def _windows(ends: np.ndarray, size: int) -> Iterator[tuple[int, int]]:

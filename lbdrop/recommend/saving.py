@@ -11,8 +11,6 @@ checked for names, types, shapes and ranges before anything is built from it.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,14 +27,21 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
+from lbdrop.recommend.answers import LIBRARIES
 from lbdrop.recommend.choices import Choice
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import Linear
+from lbdrop.recommend.panics import no_panic
+from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.vae import VAE
+from lbdrop.records import read_json
 
 __all__ = ["Saved", "check_place", "read", "rebuild", "write"]
 
 FORMAT = 1
+MASKS = 10_000
+"""More are averaged by nobody; a file that says so would keep a machine busy for ever."""
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
     "model.json", "weights.safetensors", "items.parquet", "histories.safetensors", "users.parquet"
 )  # fmt: skip
@@ -63,11 +68,10 @@ def check_place(folder: Path) -> None:
 def write(folder: Path, saved: Saved) -> None:
     """Write the folder beside its place and rename it; a folder that holds something else is left alone."""
     check_place(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
+    header = {"format": FORMAT, **saved.header}
+    text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
+    with replacing(folder) as beside:
+        beside.mkdir()
         # As bytes: save_file would leave a file for its owner's eyes only.
         tensors = {
             name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in saved.tensors.items()
@@ -79,31 +83,26 @@ def write(folder: Path, saved: Saved) -> None:
             packed = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(np.int32)}
             (beside / HISTORIES).write_bytes(pack_arrays(packed))
             pl.DataFrame({"user_id": saved.interactions.users}).write_parquet(beside / USERS)
-        header = {"format": FORMAT, **saved.header}
-        (beside / HEADER).write_text(json.dumps(header, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        if folder.exists():
-            folder.rename(old)
-        beside.rename(folder)
-    finally:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        for left in (beside, old):
-            shutil.rmtree(left, ignore_errors=True)
+        (beside / HEADER).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> Saved:
     """Read and check a folder, all but whether the tensors are those of its method: see :func:`rebuild`."""
     header = _header(folder)
     with _reading(folder, ITEMS):
-        table = pl.read_parquet(folder / ITEMS)
+        with no_panic():
+            table = pl.read_parquet(folder / ITEMS)
         items, likes = table["item_id"], table["likes"].cast(pl.Float32).to_numpy(writable=True)
         _check_ids(items, folder / ITEMS)
+        if not (np.isfinite(likes) & (likes >= 0)).all():
+            raise ValueError("likes that are no counts")
         if len(items) != header["items"]:
             raise ValueError(f"{len(items):,} items where model.json says {header['items']:,}")
     interactions = None
     if header["users"] is not None:
         with _reading(folder, USERS):
-            users = pl.read_parquet(folder / USERS)["user_id"]
+            with no_panic():
+                users = pl.read_parquet(folder / USERS)["user_id"]
             _check_ids(users, folder / USERS)
             if len(users) != header["users"]:
                 raise ValueError(f"{len(users):,} users where model.json says {header['users']:,}")
@@ -120,14 +119,17 @@ def rebuild(folder: Path, saved: Saved, choice: Choice, device: torch.device | s
     if choice.settings is None:
         model = choice.linear(saved.header["seed"], device)
         _check_shapes(folder, found, _linear_shapes(model.name, items, found))
+        _check_numbers(folder, saved.tensors)
         return model.restore(saved.tensors)
     users = found.get("encoder.user", (0,))[0]
+    _check_work(folder, choice.settings, len(found))
     with (
         _reading(folder, HEADER),
         torch.device("meta"),
     ):  # shapes first: a wrong number in the file must not cost memory
         wanted = VAE(items, choice.settings, users).state_dict()
     _check_shapes(folder, found, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    _check_numbers(folder, saved.tensors)
     with torch.random.fork_rng(devices=[]):
         network = VAE(items, choice.settings, users)
     network.load_state_dict(saved.tensors)
@@ -154,6 +156,23 @@ def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
             raise DropoutError(f"{where}: want {name} of shape {shape}, got {found[name]}; save the model again")
 
 
+def _check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """One line about the first tensor that nothing can be computed with."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64) or not torch.isfinite(tensor).all():
+            raise DropoutError(
+                f"{folder / WEIGHTS}: want {name} of finite float32 or float64, got {tensor.dtype}"
+                f"{' with inf or nan' * tensor.is_floating_point()}; save the model again"
+            )
+
+
+def _check_work(folder: Path, settings: Settings, tensors: int) -> None:
+    """A number in the file must not cost days: every layer has a tensor, and nobody averages more masks."""
+    for name, most in (("layers", tensors), ("flows", tensors), ("samples", MASKS), ("extra_masks", MASKS)):
+        if getattr(settings, name) > most:
+            raise DropoutError(f"{folder / HEADER}: want {name} of at most {most:,}, got {getattr(settings, name):,}")
+
+
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
@@ -161,14 +180,27 @@ def _header(folder: Path) -> dict[str, Any]:
     kinds = {"method": str, "settings": dict, "seed": int, "library": str, "items": int, "users": (int, type(None)),
              "at_least": (int, float, type(None)), "history": (dict, type(None))}  # fmt: skip
     with _reading(folder, HEADER):
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        header = read_json(folder / HEADER)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             found = header.get("format") if isinstance(header, dict) else type(header).__name__
             raise DropoutError(f"{folder / HEADER}: want format {FORMAT}, got {found!r}; save the model again")
         for name, kind in kinds.items():
             if name not in header or not isinstance(header[name], kind) or isinstance(header[name], bool):
-                raise DropoutError(f"{folder / HEADER}: want {name} as it was saved, got {header.get(name)!r}")
+                raise DropoutError(f"{folder / HEADER}: want {name} as it was saved, got {header.get(name)!r:.60}")
+        if header["library"] not in LIBRARIES:  # it will be imported
+            raise DropoutError(f"{folder / HEADER}: want a library of dataframes, got {header['library']!r:.60}")
+        _check_history(header["history"])
     return header
+
+
+def _check_history(history: dict[str, Any] | None) -> None:
+    if history is None:
+        return
+    epochs, best = history["epochs"], history["best"]
+    if not isinstance(epochs, list) or not all(isinstance(epoch, dict) for epoch in epochs):
+        raise ValueError("epochs that are no list of records")
+    if best is not None and (not isinstance(best, int) or not 1 <= best <= len(epochs)):
+        raise ValueError(f"no best epoch {best!r:.60}")
 
 
 def _check_ids(ids: pl.Series, path: Path) -> None:
@@ -178,6 +210,8 @@ def _check_ids(ids: pl.Series, path: Path) -> None:
 
 def _rows(arrays: dict[str, np.ndarray], users: int, items: int) -> csr_array:
     indptr, indices = arrays["indptr"], arrays["indices"]
+    if any(each.ndim != 1 or each.dtype.kind not in "iu" for each in (indptr, indices)):
+        raise ValueError("histories that are no vectors of whole numbers")
     whole = len(indptr) == users + 1 and indptr[0] == 0 and indptr[-1] == len(indices) and (np.diff(indptr) >= 0).all()
     if not whole or (len(indices) and not (indices.min() >= 0 and indices.max() < items)):
         raise ValueError(f"histories that do not fit {users:,} users and {items:,} items")
@@ -197,7 +231,7 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DropoutError(f"{folder}: want a saved recommender, got no {name} there; see Recommender.save") from error
-    except (OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, SafetensorError,
-            pl.exceptions.PolarsError) as error:  # fmt: skip
+    except (OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OverflowError, MemoryError,
+            SafetensorError, pl.exceptions.PolarsError) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DropoutError(f"{folder / name}: cannot be read ({reason}); save the model again") from error

@@ -17,13 +17,10 @@ from torch import Tensor
 from lbdrop.metrics.ranking import top_items, which_items
 from lbdrop.recommend.linear import Linear
 from lbdrop.recommend.row_masks import row_values
-from lbdrop.recommend.rows import Batch, Rows
+from lbdrop.recommend.rows import Batch, Rows, users_at_once
 from lbdrop.recommend.vae import VAE
 
 __all__ = ["Best", "Scored", "Scoring", "best_items", "scoring", "users_at_once", "with_fallback"]
-
-TABLE = 2**24
-"""Numbers in one table of scores at most, so that a handful of them stay below half a gigabyte."""
 
 
 class Scored(NamedTuple):
@@ -43,11 +40,6 @@ class Best(NamedTuple):
     item: Int64[Tensor, "users k"]
     score: Float[Tensor, "users k"]
     spread: Float[Tensor, "users k"] | None
-
-
-def users_at_once(items: int) -> int:
-    """How many users' scores fit into one table."""
-    return max(1, min(1000, TABLE // items))
 
 
 def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:

@@ -91,6 +91,9 @@ class Settings:
     weight_decay: float = 0.0
     batch: int = 500
     epochs: int = 100
+    items_at_once: int = 0
+    """Items whose logits are computed at once in training, see :mod:`lbdrop.recommend.chunked`. 0: the whole catalogue up to
+    100,000 items, and beyond that as many as make a table of 32 megabytes."""
     alternate: int = 0
     """Encoder epochs for every decoder epoch, dropout in the encoder's alone (RecVAE: 3); 0 trains both at once."""
 
@@ -100,8 +103,8 @@ class Settings:
         for name in ("hidden", "layers", "latent", "pseudo_inputs", "flow_hidden", "batch", "anneal_steps"):
             check_number(name, getattr(self, name), least=1)
         for name in (
-            "flows", "extra_masks", "beta_cap", "l2", "mask_kl", "samples", "epochs", "alternate", "lr", "rate_lr",
-            "weight_decay",
+            "flows", "extra_masks", "beta_cap", "l2", "mask_kl", "samples", "epochs", "alternate", "items_at_once", "lr",
+            "rate_lr", "weight_decay",
         ):  # fmt: skip
             check_number(name, getattr(self, name), least=0)
         if self.dropout != "none" and not 0 < self.rate < 1:

@@ -4,11 +4,7 @@ Nothing in an archive can choose a place on the disk, for nothing is written. La
 that memory is a block and what was made of the others; a line that is not as the format says is named by file and number.
 """
 
-import io
 import re
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -16,13 +12,15 @@ from typing import IO, NamedTuple
 
 import polars as pl
 
+from lbdrop.archives import members
 from lbdrop.errors import DropoutError
 
 __all__ = ["Block", "File", "Format", "Progress", "blocks", "check_count", "find", "parsed", "text_lines"]
 
 BLOCK = 1 << 26
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+TEXT, SMALL = 1 << 32, 1 << 28
+"""Bytes of ratings, of which the largest official files have 3 billion, and of titles."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read and those to read."""
@@ -75,10 +73,6 @@ def find(path: str | Path, wanted: str, described: str, home: str) -> Iterator[l
             if not found:
                 raise DropoutError(f"{path}: want {described}, got none of it there; see {home}")
             yield found
-        except BROKEN as error:
-            raise DropoutError(
-                f"{path}: want a whole archive, got {error or type(error).__name__}; see {home}"
-            ) from error
         except OSError as error:
             raise DropoutError(
                 f"{path}: could not be read ({error.strerror or error}); check it, or see {home}"
@@ -102,31 +96,8 @@ def _plain(path: Path) -> File:
 
 
 def _archived(path: Path, stack: ExitStack) -> list[File]:
-    if path.name.lower().endswith(".zip"):
-        packed = stack.enter_context(zipfile.ZipFile(path))
-        return [
-            File(
-                f"{path}: {entry.filename}",
-                _base(entry.filename),
-                entry.file_size,
-                lambda entry=entry: packed.open(entry),
-            )
-            for entry in packed.infolist()
-            if not entry.is_dir()
-        ]
-    return _tarred(str(path), stack.enter_context(tarfile.open(path)), stack)
-
-
-def _tarred(where: str, tar: tarfile.TarFile, stack: ExitStack, depth: int = 1) -> list[File]:
-    files: list[File] = []
-    for member in [member for member in tar if member.isreg()]:
-        if depth and member.name.endswith(".tar"):  # Netflix's training_set.tar lies in the tar of everything
-            inner = stack.enter_context(tarfile.TarFile(fileobj=tar.extractfile(member)))
-            files += _tarred(f"{where}: {member.name}", inner, stack, depth - 1)
-        else:
-            read = lambda member=member: tar.extractfile(member) or io.BytesIO()  # noqa: E731
-            files.append(File(f"{where}: {member.name}", _base(member.name), member.size, read))
-    return files
+    inside = stack.enter_context(members(path))
+    return [File(f"{path}: {one.name}", _base(one.name), one.size, one.open) for one in inside]
 
 
 def _base(member: str) -> str:
@@ -140,6 +111,8 @@ def blocks(files: Iterable[File], progress: Progress | None = None, size: int = 
     """Lists of blocks of together about ``size`` bytes: many small files at once, or a piece of a large one."""
     files = list(files)
     total, done = sum(file.size for file in files), 0
+    if total > TEXT:
+        raise DropoutError(f"{files[0].name}: want at most {TEXT:,} bytes of ratings, got {total:,}; fetch it again")
     group: list[Block] = []
     waiting = 0
     for file in files:
@@ -201,6 +174,8 @@ def parsed(
 
 def text_lines(file: File, encoding: str) -> Iterator[tuple[int, str]]:
     """Numbered lines of a small text, without their ends."""
+    if file.size > SMALL:
+        raise DropoutError(f"{file.name}: want at most {SMALL:,} bytes of titles, got {file.size:,}; fetch it again")
     with file.open() as stream:
         content = stream.read()
     try:

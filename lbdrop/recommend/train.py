@@ -22,7 +22,7 @@ from lbdrop.recommend import checkpoints as states
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.loop import Loop, launch
 from lbdrop.recommend.protocol import HeldOut
-from lbdrop.recommend.rows import Rows
+from lbdrop.recommend.rows import Resident, Rows
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.vae import VAE
 
@@ -67,11 +67,13 @@ def fit(
     seed: int = 0,
     checkpoints: Path | None = None,
     checkpoint_every: int = 1,
+    identity: dict[str, Any] | None = None,
     validate_every: int = 1,
     validation_samples: int = 0,
     patience: int | None = None,
     held_out_every: int = 2,
     precision: Any = None,
+    resident: Resident = "auto",
     progress: bool = True,
 ) -> History:
     """Train ``model`` in place, leave it with its best weights, and return what happened.
@@ -85,26 +87,30 @@ def fit(
         seed: draws the order of users, masks and noise; the same seed gives the same run, bit for bit on a CPU.
         checkpoints: folder for the state after each epoch; a run found there is taken up where it stopped.
         checkpoint_every: epochs between states.
+        identity: what else must be the same for a run to be taken up: that of its data, say.
         validate_every: epochs between validations; the last one is always validated.
         validation_samples: masks to average in validation; 0 runs the model once, without masks.
         patience: stop after so many validations without a better one; ``None`` never.
         held_out_every: with self-tuned rates, steps between those that see a batch of validation users.
         precision: Fabric's; bf16-mixed on a GPU and 32-true elsewhere unless told.
+        resident: where a matrix of training rows lives: "device", "host" (batches are copied as they are needed), or, with
+            "auto", on the host if the device has too little room for it.
         progress: show a bar.
     """
     s = settings or model.settings
     fabric = launch(device, precision, uneven=bool(s.alternate) or s.rule == "self-tuning")
     model.to(fabric.device)
-    rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device)
+    rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
     held = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
     _check(model, rows, held, s, validate_every, held_out_every)
     run = Loop(model, rows, s, fabric, held=held, seed=seed, held_out_every=held_out_every)
     history, best = History(), None
     identity = {"settings": {k: v for k, v in asdict(s).items() if k != "epochs"}, "seed": seed,
-                "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}}  # fmt: skip
+                "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}, **(identity or {})}  # fmt: skip
     if checkpoints is not None and (found := states.load(checkpoints, model, run.optimizer, identity)) is not None:
         record, best = found
         history, run.step = History(record["epochs"], record["best"], record["stopped"]), record["step"]
+    _check_agreement(fabric, len(history.epochs), checkpoints)
     with _bar(s.epochs, len(history.epochs), progress and fabric.is_global_zero) as advance:
         try:
             while len(history.epochs) < s.epochs and not history.stopped:
@@ -124,7 +130,7 @@ def fit(
                     kept = None if history.best is None or best is None else (history.best, best)
                     states.save(checkpoints, number, model, run.optimizer, record, kept)
         except KeyboardInterrupt:
-            raise Interrupted(_where_it_stopped(history, checkpoints, checkpoint_every)) from None
+            raise Interrupted(_where_it_stopped(history, checkpoints)) from None
     if best is not None:
         model.load_state_dict(best)
     fabric.barrier()  # no process goes on before the state is written
@@ -134,7 +140,7 @@ def fit(
 def _validate(model: VAE, held: HeldOutRows, samples: int, seed: int) -> tuple[dict[str, float], float]:
     start = time.perf_counter()
     generator = torch.Generator(held.fold_in.device).manual_seed(seed) if samples else None
-    report = evaluate(partial(model.scores, samples=samples, generator=generator), held)
+    report = evaluate(partial(model.scores, samples=samples, generator=generator), held, shared=True)
     return report.mean, time.perf_counter() - start
 
 
@@ -161,15 +167,26 @@ def _check(
         raise DropoutError(f"validate_every, held_out_every: want at least 1, got {validate_every}, {held_out_every}")
 
 
-def _where_it_stopped(history: History, checkpoints: Path | None, every: int) -> str:
+def _check_agreement(fabric: Any, epochs: int, checkpoints: Path | None) -> None:
+    """Processes that would go on from different epochs would wait for each other for ever."""
+    if fabric.world_size == 1 or checkpoints is None:
+        return
+    mean = float(fabric.all_reduce(torch.tensor(float(epochs), device=fabric.device), reduce_op="mean"))
+    if mean != epochs:
+        raise DropoutError(
+            f"{checkpoints}: want a folder that all processes see, got one that holds {epochs} epochs for this process and"
+            f" {mean:.2f} on average; put it on a file system that all machines share"
+        )
+
+
+def _where_it_stopped(history: History, checkpoints: Path | None) -> str:
     done = len(history.epochs)
     if checkpoints is None:
-        go_on = "pass checkpoints=<folder> to lbdrop.recommend.fit to be able to go on"
+        go_on = "pass checkpoints=<folder> to fit to be able to go on"
         return f"stopped in epoch {done + 1}; nothing is kept: {go_on}"
-    kept = done - done % every
-    if not kept:
+    if (kept := states.newest(checkpoints)) is None:
         return f"stopped in epoch {done + 1}, before the first state was kept in {checkpoints}"
-    return f"stopped in epoch {done + 1}; {checkpoints} holds epoch {kept}: the same call goes on from there"
+    return f"stopped in epoch {done + 1}; {checkpoints} holds epoch {states.number(kept)}: the same call goes on from there"
 
 
 class _bar:

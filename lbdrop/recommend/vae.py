@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.estimators import antithetic, arm, disarm
+from lbdrop.recommend.chunked import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.latent import Latent
 from lbdrop.recommend.latent_priors import Density
 from lbdrop.recommend.likelihoods import logistic_nll, multinomial_nll
@@ -127,12 +128,30 @@ class VAE(nn.Module):
     ) -> tuple[Float[Tensor, "users"], Float[Tensor, "users"]]:
         """Each user's −log p(x|η) and KL; the first row of ``values`` is the user's own mask, the others are extra."""
         q = self.encoder(values, batch, offsets, known_users=True)
-        width = aligned(self.items) if values.is_cuda else self.items
         if noise is None:
-            nll = self.nll(self.decoder(q.hidden[0], offsets, width), batch)
+            nll = self.decoded_nll(q.hidden[0], batch, offsets)
             return nll, torch.zeros_like(nll)
         eta, kl = self.latent.sample(q, noise, density, offsets)
-        return self.nll(self.decoder(eta, offsets, width), batch), kl
+        return self.decoded_nll(eta, batch, offsets), kl
+
+    def decoded_nll(
+        self,
+        eta: Float[Tensor, "users _"],
+        batch: Batch,
+        offsets: Float[Tensor, "users 1"] | None = None,
+        frozen: bool = False,
+    ) -> Float[Tensor, "users"]:
+        """Each user's −log p(x|η); the logits of a large catalogue are never there all at once.
+
+        ``frozen``: nobody asks for the gradient of the last layer, which chunks cannot know by themselves.
+        """
+        chunk = chunk_width(self.items, batch.size, self.settings.items_at_once)
+        if chunk < self.items and self.settings.likelihood == "multinomial":
+            out, hidden = self.decoder.out, self.decoder.hidden(eta, offsets)
+            last = (out.weight.detach(), out.bias.detach()) if frozen else (out.weight, out.bias)
+            return chunked_multinomial_nll(hidden, *last, batch, chunk)
+        width = aligned(self.items) if eta.is_cuda else self.items
+        return self.nll(self.decoder(eta, offsets, width), batch)
 
     def held_out_loss(
         self, fold_in: Batch, held_out: Batch, generator: torch.Generator | None = None
@@ -148,9 +167,10 @@ class VAE(nn.Module):
         assert drawn is not None
         with torch.enable_grad():
             shift = torch.zeros_like(drawn, requires_grad=True)
-            logits = self(fold_in, offsets=drawn + shift)
-            real = torch.ones_like(held_out.counts) if held_out.share is None else (held_out.share > 0).to(logits.dtype)
-            loss = (self.nll(logits, held_out) * real).sum() / (held_out.counts * real).sum().clamp(min=1)
+            offsets = drawn + shift
+            nll = self.decoded_nll(self.code(fold_in, offsets=offsets), held_out, offsets, frozen=True)
+            real = torch.ones_like(held_out.counts) if held_out.share is None else (held_out.share > 0).to(nll.dtype)
+            loss = (nll * real).sum() / (held_out.counts * real).sum().clamp(min=1)
             # Asked for the shift alone, autograd computes no gradient of any weight.
             (slope,) = torch.autograd.grad(loss, shift)
         # The response knows a shift of all rates together, so each logit has the whole gradient.
@@ -192,10 +212,19 @@ class VAE(nn.Module):
         known_users: bool = False,
     ) -> Float[Tensor, "users items"]:
         """A logit for every item at the mean latent vector; the row as it is, or other values at its entries."""
+        return self.decoder(self.code(batch, values, offsets, known_users), offsets)
+
+    def code(
+        self,
+        batch: Batch,
+        values: Float[Tensor, "1 entries"] | None = None,
+        offsets: Float[Tensor, "users 1"] | None = None,
+        known_users: bool = False,
+    ) -> Float[Tensor, "users _"]:
+        """The mean latent vector of each user."""
         if values is None:
             values = row_values(None, None, batch, self.settings, self._dtype)
-        q = self.encoder(values, batch, offsets, known_users)
-        return self.decoder(self.latent.mean(q, offsets), offsets)
+        return self.latent.mean(self.encoder(values, batch, offsets, known_users), offsets)
 
     @torch.no_grad()
     def scores(

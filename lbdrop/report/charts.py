@@ -1,4 +1,4 @@
-"""The figures of a comparison: curves, reliability diagrams and histograms as inline SVG, PAvPU once more as a PNG.
+"""The figures that pages share: curves, reliability diagrams, histograms and bars, with legends that hide what they name.
 
 A colour is a family of methods, a dash one of its members; both follow the reader's light or dark setting.
 """
@@ -10,166 +10,141 @@ from typing import Any
 
 import numpy as np
 
-from lbdrop.report.figures import _circle, _line, _scale, _svg, _text, ticks
+from lbdrop.report.style import FAMILIES
+from lbdrop.report.svg import circle, figure, frame, line, polyline, rect, scale, text, ticks
 
-__all__ = ["CHART_STYLE", "curves", "family", "histogram", "legend", "pavpu_png", "reliability"]
+__all__ = ["Points", "Row", "bars", "curves", "family", "histogram", "legend", "pavpu_png", "reliability"]
 
 Row = Mapping[str, Any]
+"""What is drawn: ``key`` and ``label``, ``method`` or ``family`` for its colour, and perhaps ``dash``."""
 Points = Sequence[tuple[float, float]]
 
-FAMILIES = {"lbd": "#c4561a", "concrete": "#2d7a46", "gaussian": "#8a4fb0", "mc": "#3569b0", "other": "#777b84"}
-DARK = {"lbd": "#f0914f", "concrete": "#6cc48a", "gaussian": "#c79be6", "mc": "#7fabea", "other": "#a3a7b0"}
 DASHES = {
     "lbd-layer": "7 3",
     "lbd-model": "2 3",
-    "lbd-tuned-layer": "9 2 2 2",
-    "lbd-tuned-model": "1 5",
+    "lbd-tuned-layer": "7 3",
+    "lbd-tuned-model": "2 3",
     "mc-masks": "2 3",
 }
-
-CHART_STYLE = (
-    ":root {" + "".join(f" --m-{name}: {colour};" for name, colour in FAMILIES.items()) + " }\n"
-    "@media (prefers-color-scheme: dark) { :root {"
-    + "".join(f" --m-{name}: {colour};" for name, colour in DARK.items())
-    + " } .pictures img { filter: none; } }\n"
-    + "".join(f".m-{name} {{ color: var(--m-{name}); }} " for name in FAMILIES)
-    + """
-.drawn { fill: none; stroke: currentColor; stroke-width: 1.8; }
-.swatch[class*="m-"] { background: currentColor; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 14px; padding: 0; list-style: none;
-  font-size: 0.875rem; }
-.legend li { display: flex; align-items: center; gap: 7px; }
-.legend svg { width: 30px; height: 10px; margin: 0; flex: none; }
-h3 { font-size: 1rem; margin: 26px 0 8px; }
-.digits b.class { white-space: normal; }
-.chosen th, .chosen td { background: color-mix(in srgb, var(--m-mc) 12%, transparent); }
-.scroll { overflow-x: auto; }
-.panels + .panels { margin-top: 14px; }
-.tight td, .tight th { padding-right: 10px; font-size: 0.875rem; }
-.tight thead th { white-space: normal; vertical-align: bottom; }
-@media (max-width: 700px) {
-  .tight td { gap: 12px; padding-right: 0; white-space: normal; }
-  .tight td::before { text-align: left; }
-  .tight td span { flex: none; white-space: nowrap; text-align: right; }
-}
-"""
-)
+DISCS = 12
+"""Lines of at most so many points show each of them."""
 
 
 def family(row: Row) -> str:
     """The family of a method: what gives it its colour."""
-    name = row.get("family") or row["method"].partition("-")[0]
+    method = row.get("method", "")
+    name = row.get("family") or ("tuned" if "-tuned" in method else method.partition("-")[0])
     return name if name in FAMILIES else "other"
 
 
 def _dash(row: Row, chosen: str | None) -> str:
     if "dash" in row:
         return row["dash"]
-    return "7 3" if row["method"] == "mc" and row["key"] != chosen else DASHES.get(row["method"], "")
+    method = row.get("method", "")
+    return "7 3" if method == "mc" and row["key"] != chosen else DASHES.get(method, "")
 
 
-def legend(rows: Sequence[Row], chosen: str | None) -> str:
+def legend(rows: Sequence[Row], chosen: str | None = None) -> str:
     """A stroke and a name for each method."""
     items = "".join(
-        f'<li><svg viewBox="0 0 30 10" aria-hidden="true" class="m-{family(row)}"><line x1="0" y1="5" x2="30" y2="5"'
-        f' class="drawn" stroke-dasharray="{_dash(row, chosen)}"/></svg>{escape(row["label"])}</li>'
+        f'<li data-series="{escape(row["key"])}"><svg viewBox="0 0 30 10" aria-hidden="true" class="m-{family(row)}">'
+        f'<line x1="0" y1="5" x2="30" y2="5" class="drawn" stroke-dasharray="{_dash(row, chosen)}"/></svg>'
+        f"<span>{escape(row['label'])}</span></li>"
         for row in rows
     )
     return f'<ul class="legend">{items}</ul>'
 
 
 def curves(
-    title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen: str | None, zero: bool = False
+    title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen: str | None = None, zero: bool = False
 ) -> str:
     """One line for each method over a common axis."""
-    width, height, left, right, top, bottom = 380, 250, 44, 10, 10, 210
-    points = [point for _, line in drawn for point in line]
+    width, height, left, right, top, bottom = 380, 250, 48, 370, 10, 210
+    points = [point for _, curve in drawn for point in curve]
     xs, ys = [x for x, _ in points], [y for _, y in points] + ([0.0] if zero else [])
     margin = 0.05 * ((max(ys) - min(ys)) or 0.01)
     low, high = min(ys) - margin, max(ys) + margin
-    x, y = _scale(min(xs), max(xs), left, width - right), _scale(low, high, bottom, top)
-    marks = []
-    for tick in (round(tick, 10) + 0.0 for tick in ticks(low, high, 5)):  # + 0.0: no -0
-        grid = "axis" if zero and tick == 0 else "grid"
-        marks += [
-            _line(left, y(tick), width - right, y(tick), grid),
-            _text(left - 6, y(tick) + 4, f"{tick:g}", "end", "tick"),
-        ]
-    marks += [_text(x(tick), bottom + 16, f"{tick:g}", css="tick") for tick in ticks(min(xs), max(xs), 6)]
-    marks.append(_text((left + width - right) / 2, height - 6, x_label, css="tick"))
-    for row, line in reversed(drawn):  # the first method lies on top
-        path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line)
-        dash = f' stroke-dasharray="{_dash(row, chosen)}"' if _dash(row, chosen) else ""
-        marks.append(f'<polyline points="{path}" class="drawn m-{family(row)}"{dash}/>')
-        marks += [
-            _circle(x(a), y(b), 2.2, f"disc m-{family(row)}", f"{row['label']}: {b:.2f} at {a:g}") for a, b in line
-        ]
-    return _svg(title, width, height, marks)
+    x, y = scale(min(xs), max(xs), left, right), scale(low, high, bottom, top)
+    marks = frame(x, y, (left, top, right, bottom), ticks(min(xs), max(xs), 6), ticks(low, high, 5), x_label, zero=zero)
+    for row, curve in reversed(drawn):  # the first method lies on top
+        css, places = f"m-{family(row)}", [(x(a), y(b)) for a, b in curve]
+        values = [(f"{a:g}", f"{b:.4g}") for a, b in curve]
+        marks.append(polyline(places, f"drawn {css}", _dash(row, chosen), row["key"], row["label"], values))
+        if len(curve) <= DISCS:
+            marks += [circle(a, b, 2.2, f"disc {css}", series=row["key"]) for a, b in places]
+    return figure(title, width, height, marks)
 
 
 def reliability(row: Row) -> str:
-    """Confidence against accuracy; a disc's area follows the number of images in its bin."""
-    size, left, top, bottom = 270, 38, 12, 232
-    x, y = _scale(0, 1, left, size - 12), _scale(0, 1, bottom, top)
+    """Confidence against accuracy; a disc's area follows the number of examples in its bin."""
+    size, left, top, bottom = 270, 46, 12, 232
+    x, y = scale(0, 1, left, size - 12), scale(0, 1, bottom, top)
     curve, ece = row["reliability"], row["measures"]["ece"]
     total = sum(curve["count"])
-    points = [p for p in zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True) if p[2]]
-    marks = []
-    for tick in (0, 0.5, 1):
-        marks += [_line(left, y(tick), size - 12, y(tick), "grid"), _line(x(tick), top, x(tick), bottom, "grid")]
-        marks += [
-            _text(left - 5, y(tick) + 4, f"{tick:g}", "end", "tick"),
-            _text(x(tick), bottom + 14, f"{tick:g}", css="tick"),
-        ]
-    marks.append(_line(x(0), y(0), x(1), y(1), "diagonal"))
-    path = " ".join(f"{x(sure):.1f},{y(right):.1f}" for sure, right, count in points if count >= 10)
-    marks.append(f'<polyline points="{path}" class="curve m-{family(row)}"/>')
-    for sure, right, count in points:
-        tip = f"{count} images: {sure:.2f} sure, {right:.2f} right"
-        marks.append(_circle(x(sure), y(right), 2 + 9 * (count / total) ** 0.5, f"bubble m-{family(row)}", tip))
+    bins = zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True)
+    points = [p for p in bins if p[2] and p[0] is not None and p[1] is not None]
+    marks = frame(x, y, (left, top, size - 12, bottom), (0, 0.5, 1), (0, 0.5, 1), "confidence")
+    marks += [line(x(tick), top, x(tick), bottom, "grid") for tick in (0, 0.5, 1)]
+    marks.append(line(x(0), y(0), x(1), y(1), "diagonal"))
+    css = f"m-{family(row)}"
+    marks.append(polyline([(x(sure), y(right)) for sure, right, count in points if count >= 10], f"curve {css}"))
     marks += [
-        _text(x(0.5), bottom + 30, "confidence", css="tick"),
-        f'<text transform="translate(11 {y(0.5):.1f}) rotate(-90)" text-anchor="middle" class="tick">accuracy</text>',
-    ]
+        circle(
+            x(sure), y(right), 2 + 9 * (count / total) ** 0.5, f"bubble {css}",
+            f"{count:,} examples: {sure:.2f} sure, {right:.2f} right",
+        )
+        for sure, right, count in points
+    ]  # fmt: skip
+    marks.append(
+        f'<text transform="translate(11 {y(0.5):.1f}) rotate(-90)" text-anchor="middle" class="tick">accuracy</text>'
+    )
     if ece is not None:
-        marks.append(_text(x(0.97), y(0.05), f"ECE {ece['mean']:.4f}", "end"))
-    return _svg(row["label"], size, bottom + 36, marks)
+        marks.append(text(x(0.97), y(0.05), f"ECE {ece['mean']:.3g}", "end"))
+    return figure(row["label"], size, bottom + 40, marks)
 
 
-def histogram(row: Row, layer: str) -> str:
-    """Where the drop rates of one layer ended, all seeds together."""
-    width, height, left, top, bottom = 300, 180, 42, 10, 142
-    rates = row["rates"][layer]
-    shares = np.array(rates["counts"]) / max(sum(rates["counts"]), 1)
+def histogram(title: str, css: str, counts: Sequence[float], x_label: str = "drop rate") -> str:
+    """Shares of values between 0 and 1, in bins of equal width."""
+    width, height, left, top, bottom = 380, 210, 44, 12, 166
+    shares = np.array(counts) / max(sum(counts), 1)
     edges = np.linspace(0, 1, len(shares) + 1)
     tallest = max(float(shares.max()), 1e-9) * 1.08
-    x, y = _scale(0, 1, left, width - 10), _scale(0, tallest, bottom, top)
-    marks = []
-    for tick in ticks(0, tallest, 3):
-        marks += [
-            _line(left, y(tick), width - 10, y(tick), "grid"),
-            _text(left - 6, y(tick) + 4, f"{tick:.0%}", "end", "tick"),
-        ]
-    marks.append(_line(left, bottom, width - 10, bottom, "axis"))
+    x, y = scale(0, 1, left, width - 10), scale(0, tallest, bottom, top)
+    marks = frame(x, y, (left, top, width - 10, bottom), (0, 0.25, 0.5, 0.75, 1), ticks(0, tallest, 3), x_label, ".0%")
+    marks.append(line(left, bottom, width - 10, bottom, "axis"))
     marks += [
-        f'<rect x="{x(a) + 0.5:.1f}" y="{y(share):.1f}" width="{x(b) - x(a) - 1:.1f}" height="{bottom - y(share):.1f}"'
-        f' class="bar m-{family(row)}"><title>{share:.1%} in {a:.2f}–{b:.2f}</title></rect>'
+        rect(x(a) + 0.5, y(share), x(b) - x(a) - 1, bottom - y(share), f"bar {css}", f"{share:.1%} in {a:.2f}–{b:.2f}")
         for a, b, share in zip(edges[:-1], edges[1:], shares, strict=True)
         if share
     ]
-    marks += [_text(x(tick), bottom + 15, f"{tick:g}", css="tick") for tick in (0, 0.25, 0.5, 0.75, 1)]
-    marks.append(_text(x(0.5), height - 4, f"drop rate; mean {rates['mean']['mean']:.3f}", css="tick"))
-    return _svg(f"{row['label']}: {layer}", width, height, marks)
+    return figure(title, width, height, marks)
+
+
+def bars(title: str, values: Mapping[str, float], css: str = "m-mc") -> str:
+    """A bar from 0 for each name, one below the other."""
+    width, row, left, top = 420, 24, 180, 6
+    x = scale(0, max(*values.values(), 1e-12) * 1.12, left, width - 44)
+    bottom = top + row * len(values)
+    marks = [line(left, top, left, bottom, "axis")]
+    for number, (name, value) in enumerate(values.items()):
+        y = top + row * number
+        short = name if len(name) < 26 else name[:23] + "…"
+        marks += [
+            text(left - 8, y + 16, short, "end"),
+            rect(left, y + 4, x(value) - left, row - 8, f"bar flat {css}", f"{name}: {value:.4g}"),
+            text(x(value) + 5, y + 16, f"{value:.3g}", "start", "tick"),
+        ]
+    return figure(title, width, bottom + 6, marks)
 
 
 def pavpu_png(rows: Sequence[Row], chosen: str | None) -> bytes:
     """PAvPU over thresholds with one standard error to either side, for where a page does not fit."""
     from matplotlib.figure import Figure  # an extra: the page alone does without
 
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    panel = figure.subplots()
+    drawing = Figure(figsize=(7.5, 4.6), layout="constrained")
+    panel = drawing.subplots()
     for row in rows:
-        curve, colour = row["pavpu_curve"], FAMILIES[family(row)]
+        curve, (colour, _) = row["pavpu_curve"], FAMILIES[family(row)]
         mean, error = (np.array([100 * (point[part] or 0) for point in curve["pavpu"]]) for part in ("mean", "se"))
         dash = tuple(map(float, _dash(row, chosen).split()))
         style: Any = (0, dash) if dash else "-"
@@ -179,7 +154,7 @@ def pavpu_png(rows: Sequence[Row], chosen: str | None) -> bytes:
     panel.set_ylabel("PAvPU, %")
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    drawing.legend(loc="outside right upper", fontsize=8, frameon=False)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    drawing.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     return buffer.getvalue()

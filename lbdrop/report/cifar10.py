@@ -1,4 +1,4 @@
-"""CIFAR-10 runs as one page that needs nothing else, a markdown table, a JSON summary and a figure.
+"""CIFAR-10 runs as a chapter of a page, a markdown table, a JSON summary and a figure.
 
 Every number and sentence comes from the summary; the paper's numbers stand beside ours as it printed them.
 
@@ -7,76 +7,84 @@ Boluki, Ardywibowo, Dadaneh, Zhou and Qian, Learnable Bernoulli Dropout for Baye
 
 import base64
 import io
+import json
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from jaxtyping import UInt8
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.records import write_json
-from lbdrop.report import charts, tables
-from lbdrop.report.figures import panels
-from lbdrop.report.page import _list, _section, document, facts, note, plus_minus, write_files
+from lbdrop.report import charts, runs, tables
+from lbdrop.report.kinds import Grid, Part
+from lbdrop.report.page import Chapter, Section, facts, findings, note, plus_minus, section
+from lbdrop.report.pictures import picture
 from lbdrop.report.runs import Json
-from lbdrop.report.summary import MEASURES, show, verdict
+from lbdrop.report.summary import FIXED, MEASURES, show, summarise, verdict
+from lbdrop.report.svg import panels
 from lbdrop.report.tables import BASIC, UNCERTAIN, best_of, columns, html
-from lbdrop.vision.cifar10 import CLASSES
+from lbdrop.vision.cifar10 import CLASSES, load
 
-__all__ = ["FILES", "render", "write"]
-
-FILES = ("index.html", "table.md", "summary.json", "pavpu.png")
+__all__ = ["chapter", "part"]
 
 
-def write(folder: Path, summary: dict[str, Any], images: UInt8[Tensor, "n 3 32 32"] | None = None) -> list[Path]:
-    """Write all four files; pictures of test images are drawn into the page where they are given."""
+def part(files: Sequence[Path], data: Path | None) -> Part:
+    """The chapter of these records, the same as a table and a summary, and PAvPU as a figure."""
+    summary = summarise(runs.read(files))
+    images = load(data, download=False, progress=False).test if data is not None else None
     rows = [summary["rows"][key] for key in summary["shown"]]
-    texts = (
-        render(summary, images).encode(),
-        tables.markdown(summary).encode(),
-        charts.pavpu_png(rows, summary["chosen"]),
+    return Part(
+        chapter(summary, images),
+        [_grid_of(summary)],
+        [*summary["findings"], *summary["caveats"]],
+        {
+            "table.md": tables.markdown(summary).encode(),
+            "summary.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
+            "pavpu.png": charts.pavpu_png(rows, summary["chosen"]),
+        },
     )
-    write_files(folder, dict(zip((FILES[0], FILES[1], FILES[3]), texts, strict=True)))
-    write_json(folder / FILES[2], summary)
-    return [folder / name for name in FILES]
 
 
-def render(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> str:
-    """The whole page."""
+def _grid_of(summary: Json) -> Grid:
+    lines = []
+    for key in summary["shown"]:
+        row = summary["rows"][key]
+        # Without spaces around ± the table fits 80 columns.
+        cells = (show(row["measures"][name], name).replace(" ", "") for name in ("accuracy", "nll", "ece"))
+        lines.append((row["label"], str(len(row["seeds"])), *cells))
+    return Grid("Test set, mean ± standard error", ("", "seeds", "acc. %", "NLL", "ECE"), lines)
+
+
+def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> Chapter:
+    """All that the page says; pictures of test images are drawn into it where they are given."""
     rows, chosen = [summary["rows"][key] for key in summary["shown"]], summary["chosen"]
-    parts = [
-        _header(summary, rows),
-        _section("What came out", _list(summary["findings"]), *map(note, summary["caveats"])),
-        _section("Beside the paper", html(tables.paper_columns(summary), tables.paper_rows(summary)),
+    count, seeds = len(summary["runs"]), len(summary["seeds"])
+    lead = (
+        f"{count} runs of the recipe {summary['recipe']}: {len(rows)} methods side by side, up to {seeds}"
+        f" seed{'s' * (seeds > 1)} each."
+    )
+    sections = [
+        section("What came out", findings(summary["findings"]), *map(note, summary["caveats"])),
+        section("Beside the paper", html(tables.paper_columns(summary), tables.paper_rows(summary)),
                  note(tables.NOTE_ON_PAVPU)),
-        _section("On the test set", *_test_tables(summary, rows)),
-        _section("The best fixed rate", *_grid(summary)),
-        _section("Does uncertainty point at errors?", *_pavpu(rows, chosen)),
-        _section("Are they as sure as they are right?", panels(*map(charts.reliability, rows)), note(
+        section("On the test set", *_test_tables(summary, rows)),
+        section("The best fixed rate", *_grid(summary)),
+        section("Does uncertainty point at errors?", *_pavpu(rows, chosen)),
+        section("Are they as sure as they are right?", panels(*map(charts.reliability, rows)), note(
             "Test images of all seeds by confidence. On the diagonal the two agree; above it the network is too cautious,"
             " below it too sure. A disc's area follows the number of images; bins of fewer than ten are left unjoined.")),
-        _section("The learned rates", *_rates(rows)),
-        _section("Under corruption", *_corruption(rows, chosen)),
-        _section("The most and the least certain test images", *_certainty(rows[0], images)),
-        _section("How it was run", *facts(summary["runs"], summary["protocol"])),
+        *_over_training(rows),
+        section("Where the learned rates ended", *_rates(rows)),
+        section("Under corruption", *_corruption(rows, chosen)),
+        section("The most and the least certain test images", *_certainty(rows[0], images)),
+        section("How it was run", *facts(summary["runs"], summary["protocol"]),
+                note("Settings that differ between methods are in summary.json.")),
     ]  # fmt: skip
-    # Numbers stay whole at line ends.
-    return document("lbdrop: CIFAR-10", [p.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") for p in parts],
-                    charts.CHART_STYLE)  # fmt: skip
+    return Chapter("CIFAR-10: dropout rates, fixed and learned", lead, sections)
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
-
-
-def _header(summary: Json, rows: Sequence[Json]) -> str:
-    runs, seeds = len(summary["runs"]), len(summary["seeds"])
-    return (
-        "<header>\n<h1>CIFAR-10: dropout rates, fixed and learned</h1>\n"
-        f"<p>{runs} runs of the recipe {escape(summary['recipe'])}: {len(rows)} methods side by side, up to {seeds}"
-        f" seed{'s' * (seeds > 1)} each.</p>\n</header>"
-    )
 
 
 def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
@@ -133,7 +141,7 @@ def _grid(summary: Json) -> list[str]:
     return [
         *parts,
         f"<h3>Learned minus {escape(chosen['label'])}, paired by seed</h3>",
-        html(learned, rows),
+        html(learned, rows, first="measure"),
         note("Mean ± standard error of the difference over shared seeds; from three seeds on with its 95 % t interval, not"
               " corrected for the number of comparisons. Level: the interval holds 0."),
     ]  # fmt: skip
@@ -158,12 +166,46 @@ def _curve(row: Json) -> list[tuple[float, Json]]:
     return [(t, p) for t, p in zip(row["pavpu_curve"]["t"], row["pavpu_curve"]["pavpu"], strict=True) if p]
 
 
+def _over_training(rows: Sequence[Json]) -> list[Section]:
+    learned = [row for row in rows if row["rates_over_training"]]
+    if not learned:
+        return []
+    layers = {layer: None for row in learned for layer in row["rates_over_training"]}
+    figures = [
+        charts.curves(
+            f"mean drop rate, {layer}", "epoch",
+            [(row, row["rates_over_training"][layer]) for row in learned if layer in row["rates_over_training"]],
+        )
+        for layer in layers
+    ]  # fmt: skip
+    return [
+        section(
+            "Rates over training", charts.legend(learned), panels(*figures), note("Means over units and over seeds.")
+        )
+    ]
+
+
 def _rates(rows: Sequence[Json]) -> list[str]:
-    learned = [row for row in rows if row["method"] not in tables.FIXED and row["rates"]]
+    learned = [row for row in rows if row["method"] not in FIXED and row["rates"]]
     if not learned:
         return ["<p>No run has learned rates.</p>"]
-    drawn = [panels(*(charts.histogram(row, layer) for layer in row["rates"])) for row in learned]
-    return [*drawn, note("All seeds together, in bins of equal width.")]
+    # One rate a layer and seed makes no histogram: its mean stands in the table above.
+    many = [row for row in learned if all(sum(r["counts"]) > len(row["seeds"]) for r in row["rates"].values())]
+    if not many:
+        return ["<p>No run has learned a rate for every unit; the mean rates of layers stand in the table above.</p>"]
+    drawn = [
+        panels(
+            *(
+                charts.histogram(
+                    f"{row['label']}: {layer}", f"m-{charts.family(row)}", rates["counts"],
+                    f"drop rate; mean {rates['mean']['mean']:.3f}",
+                )
+                for layer, rates in row["rates"].items()
+            )
+        )
+        for row in many
+    ]  # fmt: skip
+    return [*drawn, note("Rates per unit, all seeds together, in bins of equal width.")]
 
 
 def _corruption(rows: Sequence[Json], chosen: str | None) -> list[str]:
@@ -191,18 +233,18 @@ def _certainty(row: Json, images: UInt8[Tensor, "n 3 32 32"] | None) -> list[str
         wrong = sum(image["predicted"] != image["truth"] for image in found[end])
         parts.append(f"<h3>{end.capitalize()} certain: {wrong} of {len(found[end])} wrong</h3>")
         if images is None:
-            head = "<tr><th>test image</th><th>is</th><th>said to be</th><th>entropy, nats</th></tr>"
-            lines = "".join(
-                f"<tr><th scope=row>{image['index']}</th><td>{_class(image['truth'])}</td>"
-                f"<td>{_class(image['predicted'])}</td><td>{image['entropy']:.3g}</td></tr>"
-                for image in found[end]
-            )
-            parts.append(f'<table class="plain"><thead>{head}</thead><tbody>{lines}</tbody></table>')
+            shown: tables.Columns = {
+                "is": lambda image: _class(image["truth"]),
+                "said to be": lambda image: _class(image["predicted"]),
+                "entropy, nats": lambda image: f"{image['entropy']:.3g}",
+            }
+            named = [
+                image | {"key": str(image["index"]), "label": f"test image {image['index']}"} for image in found[end]
+            ]
+            parts.append(html(shown, named, first="image"))
         else:
-            parts.append(
-                f'<div class="digits pictures">{"".join(_picture(image, images) for image in found[end])}</div>'
-            )
-    return parts
+            parts.append(f'<div class="pictures">{"".join(_picture(image, images) for image in found[end])}</div>')
+    return parts if images is not None else [*parts, note("lbdrop report --data CIFAR-10 draws the images.")]
 
 
 def _picture(image: Json, images: UInt8[Tensor, "n 3 32 32"]) -> str:
@@ -215,12 +257,11 @@ def _picture(image: Json, images: UInt8[Tensor, "n 3 32 32"]) -> str:
     buffer = io.BytesIO()
     imsave(buffer, images[image["index"]].permute(1, 2, 0).contiguous().numpy(), format="png")
     right, truth, said = image["predicted"] == image["truth"], _class(image["truth"]), _class(image["predicted"])
-    verdict_on_it = f"✓ {truth}" if right else f"✗ says {said}, is {truth}"
-    return (
-        f'<figure class="{"right" if right else "wrong"}"><img src="data:image/png;base64,'
-        f'{base64.b64encode(buffer.getvalue()).decode()}" width="32" height="32" alt="test image {image["index"]}">'
-        f'<figcaption><b class="class">{verdict_on_it}</b><br>{image["entropy"]:.3g} nats</figcaption></figure>'
-    )
+    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return picture(
+        source, f"test image {image['index']}", right, f"✓ {truth}" if right else f"✗ says {said}, is {truth}",
+        image["entropy"], len(CLASSES),
+    )  # fmt: skip
 
 
 def _class(number: int) -> str:

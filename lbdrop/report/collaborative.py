@@ -1,29 +1,29 @@
-"""Recommender runs as one page that needs nothing else, a markdown table, a JSON summary and a figure.
+"""Recommender runs as a chapter of a page, a markdown table, a JSON summary and a figure.
 
 Every number and sentence comes from the summary; published numbers stand beside ours as they were printed.
 
 Boluki, Ardywibowo, Dadaneh, Zhou and Qian, Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from lbdrop.records import write_json
-from lbdrop.report import charts
+from lbdrop.errors import DropoutError
 from lbdrop.report import collaborative_charts as drawn
+from lbdrop.report import collaborative_runs
 from lbdrop.report.collaborative_runs import MEASURES
-from lbdrop.report.collaborative_summary import MAIN
-from lbdrop.report.figures import panels
-from lbdrop.report.page import _list, _section, document, facts, note, plus_minus, write_files
+from lbdrop.report.collaborative_summary import MAIN, summarise
+from lbdrop.report.kinds import Grid, Part
+from lbdrop.report.page import Chapter, Section, facts, findings, note, plus_minus, section
 from lbdrop.report.runs import Json
 from lbdrop.report.summary import judged
+from lbdrop.report.svg import panels
 from lbdrop.report.tables import Columns, html, pipes
 
-__all__ = ["FILES", "Titles", "markdown", "render", "write"]
-
-FILES = ("index.html", "table.md", "summary.json", "grid.png")
+__all__ = ["Titles", "chapter", "markdown", "part"]
 
 Titles = Mapping[str, Mapping[str, str]]
 """By data set: an item's title by its id as text."""
@@ -35,27 +35,58 @@ NOTE = (
 )
 
 
-def write(folder: Path, summary: dict[str, Any], titles: Titles | None = None) -> list[Path]:
-    """Write all files; the figure only where a grid of fixed rates was run."""
-    contents = {FILES[0]: render(summary, titles).encode(), FILES[1]: markdown(summary).encode()}
+def part(files: Sequence[Path], data: Path | None) -> Part:
+    """The chapter of these records, the same as a table and a summary; the figure only where a grid of rates was run."""
+    summary = summarise(collaborative_runs.read(files))
+    titles = _titles(data, list(summary["datasets"])) if data is not None else None
+    contents = {
+        "table.md": markdown(summary).encode(),
+        "summary.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
+    }
     if (figure := drawn.grid_png(summary)) is not None:
-        contents[FILES[3]] = figure
-    write_files(folder, contents)
-    write_json(folder / FILES[2], summary)
-    return [folder / name for name in FILES if name in contents or name == FILES[2]]
+        contents["grid.png"] = figure
+    said = [*summary["findings"], *summary["caveats"]]
+    grids = [_grid_of(name, found) for name, found in summary["datasets"].items()]
+    return Part(chapter(summary, titles), grids, said, contents)
 
 
-def render(summary: Json, titles: Titles | None = None) -> str:
-    """The whole page."""
+def _titles(folder: Path, wanted: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Titles of the data sets in this folder, or of the one that it is."""
+    from lbdrop.recommend.prepared import load_prepared
+
+    there = [each for each in (folder, *(folder / name for name in wanted)) if (each / "manifest.json").exists()]
+    if not there:
+        raise DropoutError(
+            f"{folder}: want a prepared data set ({', '.join(wanted)}), got none there; run lbdrop data prepare"
+        )
+    sets = [load_prepared(each) for each in there]
+    return {
+        each.name: dict(zip(map(str, each.interactions.items.to_list()), each.titles.to_list(), strict=True))
+        for each in sets
+    }
+
+
+def _grid_of(name: str, found: Json) -> Grid:
+    rows = [found["rows"][key] for key in found["shown"]]
+    lines = [
+        (row["label"], str(len(row["seeds"])),
+         *(plus_minus(row["test"][measure], 4).replace("0.", ".").replace(" ", "") for measure in row["test"]))
+        for row in rows
+    ]  # fmt: skip
+    return Grid(f"{name}: test users, mean ± standard error", ("", "seeds", *MEASURES.values()), lines)
+
+
+def chapter(summary: Json, titles: Titles | None = None) -> Chapter:
+    """All that the page says."""
     sets = summary["datasets"]
-    parts = [_header(summary), _section("What came out", _list(summary["findings"]), *map(note, summary["caveats"]))]
+    sections = [section("What came out", findings(summary["findings"]), *map(note, summary["caveats"]))]
     for name, found in sets.items():
         rows = [found["rows"][key] for key in found["shown"]]
 
-        def titled(title: str, *content: str, lead: str = f"{name}: " if len(sets) > 1 else "") -> str:
-            return _section(lead + (title if lead else _titled(title)), *content)
+        def titled(title: str, *content: str, lead: str = f"{name}: " if len(sets) > 1 else "") -> Section:
+            return section(lead + (title if lead else _titled(title)), *content)
 
-        parts += [
+        sections += [
             titled("the table", *_tables(rows)),
             titled("fixed rates and learned ones", *_grids(found)),
             titled("training", *_training(rows)),
@@ -63,9 +94,18 @@ def render(summary: Json, titles: Titles | None = None) -> str:
             titled("three test users", *_examples(found, (titles or {}).get(name, {}))),
         ]
     protocol = [text for found in sets.values() for text in _said_once(found["protocol"])]
-    parts.append(_section("How it was run", *facts(summary["runs"], protocol)))
-    whole = [part.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") for part in parts]
-    return document("lbdrop: collaborative filtering", whole, charts.CHART_STYLE + drawn.GRID_STYLE)
+    sections.append(
+        section(
+            "How it was run", *facts(summary["runs"], protocol),
+            note("Settings that differ between methods are in summary.json."),
+        )
+    )  # fmt: skip
+    seeds = max(len(found["seeds"]) for found in sets.values())
+    lead = (
+        f"{len(summary['runs'])} runs on {', '.join(sets)}, up to {seeds} seed{'s' * (seeds > 1)} a method: what"
+        " recommenders find of items that were hidden from them."
+    )
+    return Chapter("Collaborative filtering: dropout rates, fixed and learned", lead, sections)
 
 
 def markdown(summary: Json) -> str:
@@ -175,15 +215,6 @@ def _named(found: Json, d: Json) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ sections
 
 
-def _header(summary: Json) -> str:
-    seeds = max(len(found["seeds"]) for found in summary["datasets"].values())
-    return (
-        "<header>\n<h1>Collaborative filtering: dropout rates, fixed and learned</h1>\n"
-        f"<p>{len(summary['runs'])} runs on {escape(', '.join(summary['datasets']))}, up to {seeds}"
-        f" seed{'s' * (seeds > 1)} a method: what recommenders find of items that were hidden from them.</p>\n</header>"
-    )
-
-
 def _tables(rows: Sequence[Json]) -> list[str]:
     shown = [drawn.styled(row) for row in rows]
     seeds: Columns = {"seeds": lambda row: str(len(row["seeds"]))}
@@ -278,21 +309,24 @@ def _examples(found: Json, titles: Mapping[str, str]) -> list[str]:
     def named(item: Any) -> str:
         return escape(titles.get(str(item), str(item)))
 
-    parts = [
-        f"<p>Under {escape(row['label'])}, seed {row['examples']['seed']}: what a user has (the best-known"
-        " first), and what is recommended. ✓: among the items that were held out.</p>"
-    ]
+    cards = []
     for user in row["examples"]["users"]:
         hits = sum(each["held_out"] for each in user["shown"])
         more = f"<li>… and {user['items'] - len(user['has'])} more</li>" if user["items"] > len(user["has"]) else ""
         has = "".join(f"<li>{named(item)}</li>" for item in user["has"])
-        shown = "".join(f"<li>{'✓ ' * each['held_out']}{named(each['item'])}</li>" for each in user["shown"])
-        parts.append(
-            f"<h3>A user with {user['items']} items: {hits} of {len(user['shown'])} shown are among the"
-            f" {user['held_out']} held out</h3>"
-            + panels(f"<figure><figcaption>has</figcaption><ul>{has}{more}</ul></figure>",
-                     f"<figure><figcaption>is shown</figcaption><ol>{shown}</ol></figure>")
-        )  # fmt: skip
+        shown = "".join(
+            f"<li><span{' class=found' * each['held_out']}>{'✓ ' * each['held_out']}{named(each['item'])}</span></li>"
+            for each in user["shown"]
+        )
+        cards.append(
+            f"<article><h3>A user with {user['items']} items</h3><p>{hits} of {len(user['shown'])} shown are among the"
+            f" {user['held_out']} held out.</p><h4>Has</h4><ul>{has}{more}</ul><h4>Is shown</h4><ol>{shown}</ol></article>"
+        )
+    parts = [
+        f"<p>Under {escape(row['label'])}, seed {row['examples']['seed']}: what a user has (the best-known"
+        " first), and what is recommended. ✓: among the items that were held out.</p>",
+        f'<div class="people">{"".join(cards)}</div>',
+    ]
     return parts if titles else [*parts, note("Items by id; lbdrop report --data PREPARED shows titles.")]
 
 

@@ -8,18 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lbdrop.report import charts
-from lbdrop.report.charts import FAMILIES, Points, family
+from lbdrop.report.charts import Points, family
 from lbdrop.report.collaborative_summary import LEARNED, MAIN
-from lbdrop.report.figures import _circle, _line, _scale, _svg, _text, panels, ticks
 from lbdrop.report.runs import Json
+from lbdrop.report.style import FAMILIES
+from lbdrop.report.svg import circle, figure, frame, line, panels, polyline, scale, text, ticks
 
-__all__ = ["GRID_STYLE", "grid", "grid_png", "learned_points", "popularity", "styled", "training"]
-
-GRID_STYLE = """
-.bars { stroke: currentColor; stroke-width: 1.2; opacity: 0.7; }
-.here { stroke: currentColor; fill: var(--card); stroke-width: 2; }
-.panels ul, .panels ol { margin: 0; padding-left: 1.4em; font-size: 0.875rem; }
-"""
+__all__ = ["grid", "grid_png", "learned_points", "popularity", "styled", "training"]
 
 PANELS = {
     "The paper's encoder": (
@@ -48,7 +43,8 @@ def styled(row: Json) -> dict[str, Any]:
     """The row with what the charts ask for: its colour's family and its dash."""
     method = row["method"]
     kinds = {"sivae-concrete": "concrete", "sivae-gaussian": "gaussian"} | dict.fromkeys(FIXED, "mc")
-    kind = kinds.get(method, "lbd" if method.startswith("sivae-lbd") else "other")
+    learned = "tuned" if method.endswith("-tuned") else "lbd"
+    kind = kinds.get(method, learned if method.startswith("sivae-lbd") else "other")
     return {**row, "family": kind, "dash": DASHES.get(method, "")}
 
 
@@ -75,7 +71,7 @@ def popularity(rows: Sequence[Json]) -> str:
     """Mean keep rate of items from the least to the most popular, of the first seed; empty without a rate per item."""
     drawn = []
     for row in map(styled, rows):
-        rates = next((each for each in row["rates"] if each and each["by_popularity"]), None)
+        rates = next((each for each in row["rates"] if each and each.get("by_popularity")), None)
         if rates is None or row["method"] not in sum(LEARNED.values(), ()):
             continue
         bins = rates["by_popularity"]
@@ -102,48 +98,37 @@ def learned_points(encoder: str, rows: Mapping[str, Json]) -> list[dict[str, Any
 def grid(title: str, encoder: str, found: Json, rows: Mapping[str, Json]) -> str:
     """Test NDCG@100 against the drop rate: fixed rates joined by a line, learned ones where they ended."""
     width, height, left, right, top, bottom = 380, 270, 48, 12, 10, 226
+    named = 150  # to the right, for names
     fixed = [{"x": point["rate"], **_measure(styled(rows[point["key"]]))} for point in found["points"]]
     learned = learned_points(encoder, rows)
     ends = [value for p in (*fixed, *learned) for value in (p["y"] - (p["se"] or 0), p["y"] + (p["se"] or 0))]
     margin = 0.05 * ((max(ends) - min(ends)) or 0.01)
     low, high = min(ends) - margin, max(ends) + margin
-    x, y = _scale(0, 1, left, width - right), _scale(low, high, bottom, top)
-    marks = []
-    for tick in ticks(low, high, 5):
-        marks += [
-            _line(left, y(tick), width - right, y(tick), "grid"),
-            _text(left - 6, y(tick) + 4, f"{tick:g}", "end", "tick"),
-        ]
-    marks += [_text(x(tick), bottom + 16, f"{tick:g}", css="tick") for tick in (0, 0.2, 0.4, 0.6, 0.8, 1)]
-    marks.append(_text((left + width - right) / 2, height - 8, "drop rate", css="tick"))
-    path = " ".join(f"{x(p['x']):.1f},{y(p['y']):.1f}" for p in fixed)
-    marks.append(f'<polyline points="{path}" class="drawn m-mc"/>')
+    x, y = scale(0, 1, left, width - right), scale(low, high, bottom, top)
+    box = (left, top, width - right, bottom)
+    marks = frame(x, y, box, (0, 0.2, 0.4, 0.6, 0.8, 1), ticks(low, high, 5), "drop rate")
+    marks.append(polyline([(x(p["x"]), y(p["y"])) for p in fixed], "drawn m-mc"))
     for point in (*fixed, *learned):
         kind = "mc" if point in fixed else family(point["row"])
         ring = point["row"]["key"] == found["chosen"]
         error = point["se"] or 0
-        marks.append(
-            _line(x(point["x"]), y(point["y"] - error), x(point["x"]), y(point["y"] + error), f"bars m-{kind}")
-        )
+        marks.append(line(x(point["x"]), y(point["y"] - error), x(point["x"]), y(point["y"] + error), f"bars m-{kind}"))
         tip = f"{point['row']['label']}: {point['y']:.2f} at drop rate {point['x']:.2f}"
         size = 4.5 if point not in fixed else 3.5
-        marks.append(_circle(x(point["x"]), y(point["y"]), size, f"{'here' if ring else 'disc'} m-{kind}", tip))
-    return _svg(title, width, height, [*marks, *_labels(learned, x, y, top, bottom)])
+        marks.append(circle(x(point["x"]), y(point["y"]), size, f"{'here' if ring else 'disc'} m-{kind}", tip))
+    return figure(title, width + named, height, [*marks, *_labels(learned, x, y, width - right, bottom)])
 
 
-def _labels(points: Sequence[Json], x: Scale, y: Scale, top: float, bottom: float) -> list[str]:
-    """Names beside their points, pushed apart where they would lie on each other, with a line to the point."""
-    gap, marks, above = 13.0, [], top
+def _labels(points: Sequence[Json], x: Scale, y: Scale, edge: float, bottom: float) -> list[str]:
+    """Names to the right of the plot, one below the other in the order of their points, with a line to each."""
+    gap, marks, above = 15.0, [], 0.0
     ordered = sorted(points, key=lambda point: y(point["y"]))
     for index, point in enumerate(ordered):
-        rest = len(ordered) - index - 1
-        above = place = min(max(y(point["y"]) + 4, above), bottom - gap * rest)
-        above += gap
-        right = point["x"] > 0.55
-        start = x(point["x"]) + (-22 if right else 22)
-        marks.append(_line(x(point["x"]), y(point["y"]), start, place - 4, f"bars m-{family(point['row'])}"))
-        anchor, name = ("end" if right else "start"), point["row"]["label"].removeprefix("SIVAE+")
-        marks.append(_text(start + (-3 if right else 3), place, name, anchor, "tick"))
+        place = min(max(y(point["y"]), above), bottom - gap * (len(ordered) - index - 1))
+        above = place + gap
+        css = f"lead m-{family(point['row'])}"
+        marks.append(line(x(point["x"]) + 6, y(point["y"]), edge + 4, place, css))
+        marks.append(text(edge + 8, place + 4, point["row"]["label"].removeprefix("SIVAE+"), "start", "tick"))
     return marks
 
 
@@ -155,19 +140,19 @@ def grid_png(summary: Json) -> bytes | None:
     shown = [(name, encoder, grid, data["rows"]) for name, data in sets for encoder, grid in data["grids"].items()]
     if not shown:
         return None
-    figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
+    drawing = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
 
     def points(panel: Any, found: Sequence[Json], **style: Any) -> None:
         xs, ys, errors = ([p[part] or 0 for p in found] for part in ("x", "y", "se"))
         panel.errorbar(xs, ys, errors, linewidth=1.4, **style)
 
     for panel, (name, encoder, found, rows) in zip(
-        figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
+        drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
     ):
         fixed = [{"x": point["rate"], **_measure(rows[point["key"]])} for point in found["points"]]
-        points(panel, fixed, color=FAMILIES["mc"], marker="o", markersize=4, label="fixed rates")
+        points(panel, fixed, color=FAMILIES["mc"][0], marker="o", markersize=4, label="fixed rates")
         for point, mark in zip(learned_points(encoder, rows), "Ds^vP", strict=False):
-            colour = FAMILIES[family(point["row"])]
+            colour = FAMILIES[family(point["row"])][0]
             points(panel, [point], color=colour, marker=mark, markersize=6, linestyle="", label=point["row"]["label"])
         panel.set_xlabel("drop rate")
         panel.set_ylabel("test NDCG@100, %")
@@ -176,7 +161,7 @@ def grid_png(summary: Json) -> bytes | None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(fontsize=7, frameon=False)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    drawing.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     return buffer.getvalue()
 
 

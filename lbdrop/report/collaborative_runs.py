@@ -3,13 +3,12 @@
 Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020, table 3.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lbdrop.errors import DropoutError
-from lbdrop.report.runs import Json, distinct
+from lbdrop.report.runs import Json, check, distinct
+from lbdrop.report.schema import anything, fields, item, listed, mapped, maybe, number, text, truth, whole
 
 __all__ = ["GRIDS", "MEASURES", "METHODS", "PAPER", "USERS", "key", "read"]
 
@@ -65,7 +64,32 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 """By the key of a row: what it is called there, whether that is the paper's own table, and its numbers by data set."""
 
-NUMBERS = ("coverage", "users")
+_MEANS = fields(
+    {
+        "mean": fields(dict.fromkeys(MEASURES, number)),
+        "standard_error": fields(dict.fromkeys(MEASURES, maybe(number))),  # of one user's mean there is no error
+        "users": number, "coverage": number, "popularity": number,
+    }
+)  # fmt: skip
+_USER = fields(
+    {"items": whole, "held_out": whole, "has": listed(item), "shown": listed(fields({"item": item, "held_out": truth}))}
+)
+_BIN = fields({"items": whole, "keep": number})
+RUN = fields(
+    {
+        "dataset": text, "method": text, "label": text, "seed": whole, "protocol": text, "rate": maybe(number),
+        "settings": fields({}, {"epochs": number, "alternate": maybe(number)}), "provenance": fields({}),
+        "data": mapped(number), "validation": _MEANS, "test": _MEANS,
+        "seconds": fields({}, {"per_epoch": maybe(number), "train": maybe(number)}),
+        "history": listed(fields({"epoch": number}, {"ndcg@100": maybe(number), "keep": maybe(number)})),
+        "examples": listed(_USER),
+        "rates": maybe(fields({"keep": number}, {"by_popularity": maybe(listed(_BIN, least=1))})),
+        "best": maybe(fields({"epoch": number, "beta": number})), "masks": maybe(fields({"at_test": whole})),
+        "choice": maybe(fields({"tried": listed(anything), "chosen": mapped(number)})),
+    },
+    {"peak_bytes": maybe(number)},
+)  # fmt: skip
+"""What the page draws; whatever else a record has is left aside."""
 
 
 def key(run: Json) -> str:
@@ -79,35 +103,4 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _check(path: Path, run: Json) -> None:
-    def refuse(what: str, got: str = "none") -> None:
-        raise DropoutError(f"{path}: want the record of a recommender run with {what}, got {got}")
-
-    if run.get("experiment") != "collaborative":
-        refuse('"experiment": "collaborative"', repr(run.get("experiment")))
-    for name, kind in (("dataset", str), ("method", str), ("label", str), ("seed", int), ("protocol", str)):
-        if not isinstance(run.get(name), kind):
-            refuse(name, repr(run.get(name)))
-    for name in ("settings", "provenance", "data", "validation", "test", "seconds"):
-        if not isinstance(run.get(name), dict):
-            refuse(name)
-    for name in ("history", "examples"):
-        if not isinstance(run.get(name), list):
-            refuse(f"a list {name}")
-    for name in ("rate", "rates", "best", "masks", "choice"):
-        if name not in run:
-            refuse(name)
-    for part in ("validation", "test"):
-        for what in ("mean", "standard_error"):
-            if not isinstance(run[part].get(what), dict):
-                refuse(f"{part}.{what}")
-            for measure in MEASURES:
-                value = run[part][what].get(measure, math.nan)
-                if what == "mean" or value is not None:  # of one user's mean there is no error
-                    _number(value, f"{part}.{what}.{measure}", refuse)
-        for name in NUMBERS:
-            _number(run[part].get(name), f"{part}.{name}", refuse)
-
-
-def _number(value: Any, name: str, refuse: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        refuse(f"a finite number as {name}", repr(value))
+    check(path, run, "collaborative", RUN, "recommender run")

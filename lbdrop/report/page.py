@@ -1,73 +1,98 @@
-"""The result of a demo as one page that needs nothing else: figures are inline SVG, pictures inline PNG.
+"""One page that needs nothing else: chapters of sections, a list of them on top, style and script inside.
 
-Every number and every sentence on the page comes from the JSON; colours follow the reader's light or dark setting.
+Every number and every sentence on a page comes from the JSON of the runs.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lbdrop.report import figures, shop
-from lbdrop.report.figures import Json, panels
+from lbdrop.files import replacing
+from lbdrop.report.runs import Json
+from lbdrop.report.script import POLICY, SCRIPT
 from lbdrop.report.style import STYLE
 
 __all__ = [
-    "document", "facts", "note", "percent", "plus_minus", "rates_in_words", "render", "write_files", "write_page",
+    "Chapter", "Section", "document", "fact_list", "facts", "findings", "note", "number", "percent", "plain", "plus_minus",
+    "section", "write_files",
 ]  # fmt: skip
 
+TOLD = 5
 
-def write_page(path: Path, result: Json) -> Path:
-    """Write the page of a result."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_files(path.parent, {path.name: render(result).encode()})
-    return path
+
+class Section(NamedTuple):
+    """A heading and what stands below it, as HTML."""
+
+    title: str
+    html: str
+
+
+class Chapter(NamedTuple):
+    """What one kind of runs has on the page; the lead is plain text."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+
+
+def section(title: str, *parts: str) -> Section:
+    """A section of these pieces of HTML."""
+    return Section(title, "\n".join(parts))
+
+
+def document(chapters: Sequence[Chapter], unknown: Sequence[str] = ()) -> str:
+    """The page: one chapter as it is, several under a common heading; ``unknown`` lines say what is not on it."""
+    one = len(chapters) == 1
+    title = chapters[0].title if one else "Runs side by side"
+    lead = chapters[0].lead if one else f"{len(chapters)} kinds of runs, a chapter each."
+    ids = [
+        [f"{_slug(chapter.title)}-{n}-{_slug(each.title)}" for n, each in enumerate(chapter.sections)]
+        for chapter in chapters
+    ]
+    told = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in (lead, *unknown))
+    body = [f"<header>\n<h1>{escape(title)}</h1>\n{told}{_contents(chapters, ids, one)}</header>"]
+    for chapter, names in zip(chapters, ids, strict=True):
+        if not one:
+            body.append(
+                f'<header class="chapter" id="{_slug(chapter.title)}"><h1>{escape(chapter.title)}</h1>'
+                f"<p>{escape(chapter.lead)}</p></header>"
+            )
+        body += [
+            f'<section id="{name}">\n<h2>{escape(each.title)}</h2>\n{each.html}\n</section>'
+            for name, each in zip(names, chapter.sections, strict=True)
+        ]
+    # Numbers stay whole at line ends.
+    whole = "\n".join(body).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n<script>{SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+        f"{whole}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _contents(chapters: Sequence[Chapter], ids: Sequence[Sequence[str]], one: bool) -> str:
+    links = []
+    for chapter, names in zip(chapters, ids, strict=True):
+        links += [] if one else [f'<a class="top" href="#{_slug(chapter.title)}">{escape(chapter.title)}</a>']
+        links += [
+            f'<a href="#{name}">{escape(each.title)}</a>' for name, each in zip(names, chapter.sections, strict=True)
+        ]
+    return f'<nav aria-label="Contents">{"".join(links)}</nav>\n' if len(links) > 1 else ""
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write beside the target, then rename: whoever looks finds the old file or the new one, never half of one."""
     for name, content in contents.items():
-        beside = folder / f"{name}.{os.getpid()}.part"
-        try:
+        with replacing(folder / name) as beside:
             beside.write_bytes(content)
-            beside.replace(folder / name)
-        finally:
-            beside.unlink(missing_ok=True)
-
-
-def render(result: Json) -> str:
-    """The whole page."""
-    entries = result["contestants"]
-    parts = [
-        _header(result),
-        _section("What came out", _list(result["findings"]), _table(entries), _note_on_errors(result)),
-        _section("Seed by seed", panels(*(figures.dots(entries, m) for m in figures.METRICS)), figures.DOTS_CAPTION),
-        _section("The rates", panels(*(figures.rates(result, at) for at in figures.LAYERS)), figures.RATES_CAPTION),
-        _section(
-            "Are they as sure as they are right?",
-            panels(*map(figures.reliability, entries)),
-            figures.RELIABILITY_CAPTION,
-        ),
-        _section("The least certain test digits", figures.digits(result["uncertain"])),
-        *(_shop(result["shop"]) if "shop" in result else ()),
-        _section("How it was run", _search(entries), _selection(result), _settings(result)),
-    ]
-    return document("lbdrop demo", parts, shop.SHOP_STYLE)
-
-
-def document(title: str, parts: Sequence[str], style: str = "") -> str:
-    """A page of these sections, which loads nothing and runs nothing."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline';"
-        ' img-src data:">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- numbers in words
@@ -88,147 +113,50 @@ def percent(value: Json) -> str:
     return plus_minus(value, 1, 100)
 
 
-def rates_in_words(entry: Json) -> str:
-    """Layer by layer: the mean rate, or of rates per unit the range of nine in ten.
+def number(text: str) -> float | None:
+    """The number that a cell begins with, by which it is sorted.
 
-    >>> rates_in_words({"kind": "per unit", "rates": {"a": {"mean": 0.4, "low": 0.1, "high": 0.6}}})
-    '0.10–0.60'
+    >>> number("94.18 ± 0.11"), number("−1,200 level"), number("3e-05"), number("LBD")
+    (94.18, -1200.0, 3e-05, None)
     """
-    layers = entry["rates"].values()
-    if entry["kind"] == "per unit":
-        return ", ".join(f"{layer['low']:.2f}–{layer['high']:.2f}" for layer in layers)
-    return ", ".join(f"{layer['mean']:.2f}" for layer in layers) or "–"
+    found = re.match(r"[+−-]?(?:\d[\d,]*)?\.?\d+(?:e[+-]?\d+)?(?![\w.])", text.strip())
+    return float(found[0].replace(",", "").replace("−", "-")) if found else None
 
 
-# ------------------------------------------------------------------------------------------------------------ sections
+def plain(value: Any) -> str:
+    """A setting as text: lists with commas."""
+    return ", ".join(map(plain, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _section(title: str, *parts: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
+# -------------------------------------------------------------------------------------------------------------- pieces
 
 
-def note(text: str) -> str:
+def note(words: str) -> str:
     """A remark below a table or a figure."""
-    return f'<p class="note">{escape(text)}</p>'
+    return f'<p class="note">{escape(words)}</p>'
 
 
-def _header(result: Json) -> str:
-    data, settings, seeds = result["data"], result["settings"], len(result["seeds"])
-    hidden = settings["hidden"]
-    return (
-        "<header>\n<h1>Dropout rates, fixed and learned</h1>\n"
-        f"<p>A 64–{hidden}–{hidden}–10 network on {escape(data['name'])}: {data['train']:,} to train on,"
-        f" {data['validation']:,} to choose settings by, {data['test']:,} to test on. {_count(seeds, 'seed')},"
-        f" {_count(settings['epochs'], 'epoch')}, {_count(settings['masks'], 'mask')} per prediction.</p>\n</header>"
-    )
+def findings(sentences: Sequence[str]) -> str:
+    """What came out, the first sentences at once and the others to be opened."""
+    first, rest = _items(sentences[:TOLD]), sentences[TOLD:]
+    if len(rest) < 2:
+        return _items(sentences)
+    return f"{first}<details><summary>{len(rest)} more findings</summary>{_items(rest)}</details>"
 
 
-def _shop(found: Json) -> list[str]:
-    return [
-        _section("A shop with known tastes", shop.lead(found), _list(found["findings"]), shop.scores(found)),
-        _section("Learned rates in the shop", shop.rates_by_likes(found)),
-        _section("Three customers", shop.customers(found)),
-    ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _list(sentences: Sequence[str]) -> str:
+def _items(sentences: Sequence[str]) -> str:
     return '<ul class="findings">' + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def _table(entries: Sequence[Json]) -> str:
-    columns: dict[str, Callable[[Json], str]] = {
-        "accuracy, %": lambda entry: percent(entry["test"]["accuracy"]),
-        "NLL": lambda entry: plus_minus(entry["test"]["nll"]),
-        "ECE": lambda entry: plus_minus(entry["test"]["ece"]),
-        "Brier": lambda entry: plus_minus(entry["test"]["brier"]),
-        "drop rates": lambda entry: rates_in_words(entry),
-    }
-    best = {
-        heading: pick(entries, key=lambda entry: entry["test"][metric]["mean"])["name"]
-        for heading, metric, pick in (
-            ("accuracy, %", "accuracy", max),
-            ("NLL", "nll", min),
-            ("ECE", "ece", min),
-            ("Brier", "brier", min),
-        )
-    }
-    rows = []
-    for entry in entries:
-        cells = [
-            f'<td data-label="{heading}"{" class=best" if best.get(heading) == entry["name"] else ""}>'
-            f"<span>{escape(show(entry))}</span></td>"
-            for heading, show in columns.items()
-        ]
-        rows.append(f"<tr><th scope=row>{_swatch(entry)}{escape(entry['name'])}</th>{''.join(cells)}</tr>")
-    head = "<tr><th></th>" + "".join(f"<th scope=col>{heading}</th>" for heading in columns) + "</tr>"
-    return f'<table class="cards"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _swatch(entry: Json) -> str:
-    return f'<i class="swatch {figures.FAMILY[entry["kind"]]}"></i>'
-
-
-def _note_on_errors(result: Json) -> str:
-    errors = (
-        "± is the standard error over seeds: initial weights, order of examples and masks, on the same test digits."
-        if len(result["seeds"]) > 1
-        else "One seed: there is no standard error to show."
+def fact_list(pairs: Mapping[str, Any]) -> str:
+    """Names and values."""
+    shown = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(plain(value))}</dd></div>" for name, value in pairs.items()
     )
-    return (
-        f'<p class="note">{errors} The best mean of each column is bold, whether or not it is clearly best. NLL in nats'
-        " per digit; ECE over 15 bins of equal width. Drop rates: behind the first and the second hidden layer, mean"
-        " over seeds; of rates per unit, the range that nine in ten fall into.</p>"
-    )
+    return f'<dl class="facts">{shown}</dl>'
 
 
-def _search(entries: Sequence[Json]) -> str:
-    strengths = [trial["strength"] for trial in entries[0]["search"]]
-    rows = "".join(
-        f"<tr><th scope=row>{_swatch(entry)}{escape(entry['name'])}</th>"
-        + "".join(
-            f"<td{' class=best' if trial['strength'] == entry['strength'] else ''}>{trial['validation_nll']:.3f}</td>"
-            for trial in entry["search"]
-        )
-        + "</tr>"
-        for entry in entries
-    )
-    head = "<tr><th>λ</th>" + "".join(f"<th scope=col>{strength:g}</th>" for strength in strengths) + "</tr>"
-    return (
-        "<p>All contestants minimise the cross-entropy plus λ/N times the KL to a Gaussian prior on the weights that"
-        " each hidden unit feeds; with fixed rates that is a weight decay. Validation NLL of seed 0 by λ, the chosen"
-        " one bold:</p>"
-        f'<table class="plain"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-    )
-
-
-def _selection(result: Json) -> str:
-    chosen = "; ".join(f"{what}: {how}" for what, how in result["selection"].items())
-    return f"<p>How settings were chosen. {escape(chosen[:1].upper() + chosen[1:])}.</p>"
-
-
-def _settings(result: Json) -> str:
-    made = result["provenance"]
-    facts = {
-        "commit": made["commit"],
-        "date": made["date"],
-        "hardware": made["hardware"],
-        "versions": ", ".join(f"{name} {version}" for name, version in made["versions"].items()),
-        "time": f"{result['seconds']:.0f} s",
-    } | {name.replace("_", " "): _plain(value) for name, value in result["settings"].items()}
-    return '<dl class="facts">' + "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items()
-    ) + "</dl>"  # fmt: skip
-
-
-def _plain(value: Any) -> str:
-    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def facts(runs: Sequence[Json], protocol: Sequence[str]) -> list[str]:
+def facts(runs: Sequence[Json], protocol: Sequence[str] = ()) -> list[str]:
     """What all runs share, and where they come from."""
     made = [run["provenance"] for run in runs]
     dates = sorted(str(each["date"]) for each in made if "date" in each)
@@ -237,20 +165,16 @@ def facts(runs: Sequence[Json], protocol: Sequence[str]) -> list[str]:
         "commit": _different(each.get("commit", "unknown") for each in made),
         "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "unknown",
         "hardware": _different(each.get("hardware", "unknown") for each in made),
-        "versions": _different(_plain([f"{k} {v}" for k, v in each.get("versions", {}).items()]) for each in made),
+        "versions": _different(_versions(each.get("versions", "unknown")) for each in made),
     }
     names = {name: None for run in runs for name in run["settings"]}
-    values = {name: list({str(run["settings"].get(name)): None for run in runs}) for name in names}
+    values = {name: list({plain(run["settings"].get(name)): None for run in runs}) for name in names}
     shared = {name.replace("_", " "): value[0] for name, value in values.items() if len(value) == 1}
-    shown = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
-        for name, value in {**sources, **shared}.items()
-    )
-    return [
-        "".join(f"<p>{escape(text)}.</p>" for text in protocol),
-        f'<dl class="facts">{shown}</dl>',
-        note("Settings that differ between methods are in summary.json."),
-    ]
+    return ["".join(f"<p>{escape(text)}.</p>" for text in protocol), fact_list({**sources, **shared})]
+
+
+def _versions(found: Any) -> str:
+    return plain([f"{name} {version}" for name, version in found.items()]) if isinstance(found, dict) else plain(found)
 
 
 def _different(values: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from lbdrop.report.runs import METRICS, Json
 from lbdrop.report.runs import key as key_of
 
 __all__ = [
-    "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "stat", "summarise", "t_95",
+    "FIXED", "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "stat", "summarise", "t_95",
     "verdict",
 ]  # fmt: skip
 
@@ -47,6 +47,8 @@ MEASURES = {
     "ood_mutual_information": Measure("OOD AUROC by mutual information", True),
     "seconds_per_epoch": Measure("s per epoch", False, 1, 2),
 }
+FIXED = ("mc", "mc-masks", "regular")
+"""Methods whose rate stays."""
 METHODS = (
     "lbd-unit", "lbd-layer", "lbd-model", "lbd-tuned-layer", "lbd-tuned-model", "concrete", "gaussian", "mc", "mc-masks",
     "regular",
@@ -138,7 +140,13 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
     groups: dict[str, list[Json]] = {}
     order = {method: number for number, method in enumerate(METHODS)}
     ranked = sorted(
-        runs, key=lambda r: (order.get(r["method"], 99), r["method"], r["settings"].get("rate") or 0, r["seed"])
+        runs,
+        key=lambda r: (
+            order.get(r["method"].removesuffix("-quick"), 99),
+            r["method"],
+            r["settings"].get("rate") or 0,
+            r["seed"],
+        ),
     )
     for run in ranked:
         groups.setdefault(key_of(run), []).append(run)
@@ -163,8 +171,10 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     first = runs[0]
     rate, measures = first["settings"].get("rate"), [_measures(run) for run in runs]
     label = first["label"]
-    if first["method"] == "mc" and f"{rate:g}" not in label:
+    if rate is not None and first["method"] == "mc":
         label = f"{label}, rate {rate:g}"
+    elif rate is not None and first["method"] not in FIXED:
+        label = f"{label}, from {rate:g}"
     layers = {name: None for run in runs for name in run["rates"]}
     return {
         "key": key, "method": first["method"], "label": label, "rate": rate, "seeds": [run["seed"] for run in runs],
@@ -176,7 +186,23 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
         "corruptions": _corruptions([run["corruptions"] for run in runs if run.get("corruptions")]),
         "ood": first.get("ood") and {name: first["ood"].get(name) for name in ("set", "count")},
         "certainty": {"seed": first["seed"], **first["certainty"]},
+        "rates_over_training": _over_training(runs) if first["method"] not in FIXED else {},
     }  # fmt: skip
+
+
+def _over_training(runs: Sequence[Json]) -> dict[str, list[list[float]]]:
+    """Layer by layer the mean rate after each epoch, from the one it started with; means over seeds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        start = run["settings"].get("rate")
+        for entry in run.get("history") or []:
+            for layer, rate in entry.get("rates", {}).items():
+                line = found.setdefault(layer, {} if start is None else {0: [start]})
+                line.setdefault(entry["epoch"] + 1, []).append(rate)
+    return {
+        layer: [[epoch, sum(rates) / len(rates)] for epoch, rates in sorted(line.items())]
+        for layer, line in found.items()
+    }
 
 
 def _rates(layers: Sequence[Json]) -> dict[str, Any]:
@@ -268,7 +294,7 @@ def _place(rows: Sequence[Json], name: str) -> str:
     ]
     superlative = "Highest" if measure.larger_is_better else "Lowest"
     sentence = f"{superlative} {RANKED[name]}: {said[0]}, then {said[1]}"
-    place = next((i for i, row in enumerate(ranked) if row["method"] == "lbd-unit"), 0)
+    place = next((i for i, row in enumerate(ranked) if row["key"] == "lbd-unit"), 0)
     return sentence + (f"; {said[place]} is number {place + 1} of {len(ranked)}." if place > 1 else ".")
 
 

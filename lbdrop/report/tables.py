@@ -5,16 +5,15 @@ from html import escape
 from typing import Any
 
 from lbdrop.report import charts
-from lbdrop.report.page import plus_minus
+from lbdrop.report.page import number, plus_minus
 from lbdrop.report.runs import Json
-from lbdrop.report.summary import MEASURES, show
+from lbdrop.report.summary import FIXED, MEASURES, show
 
 __all__ = [
-    "BASIC", "FIXED", "FOREIGN", "NOTE_ON_PAVPU", "UNCERTAIN", "Columns", "best_of", "columns", "grid_columns", "html",
+    "BASIC", "FOREIGN", "NOTE_ON_PAVPU", "UNCERTAIN", "Columns", "best_of", "columns", "grid_columns", "html",
     "markdown", "paper_columns", "paper_rows", "pipes", "rate_columns",
 ]  # fmt: skip
 
-FIXED = ("mc", "regular")
 BASIC = ("accuracy", "nll", "brier", "ece")
 UNCERTAIN = ("aurc", "auroc_misclassification", "pavpu_mean_entropy", "pavpu_sweep")
 FOREIGN = ("ood_entropy", "ood_mutual_information")
@@ -50,21 +49,37 @@ def pipes(shown: Columns, rows: Sequence[Json]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def html(shown: Columns, rows: Sequence[Json], best: Mapping[str, str] | None = None, mark: str | None = None) -> str:
-    """A row for each method, which narrow screens show as cards."""
+def html(
+    shown: Columns,
+    rows: Sequence[Json],
+    best: Mapping[str, str] | None = None,
+    mark: str | None = None,
+    aside: str | None = None,
+    first: str = "method",
+) -> str:
+    """A row for each method, to be sorted by any column; ``mark`` is tinted, ``aside`` does not compete."""
+    words = {heading for heading, cell in shown.items() if all(number(cell(row)) is None for row in rows)}
     lines = []
     for row in rows:
-        cells = [
-            f'<td data-label="{escape(heading)}"{" class=best" if (best or {}).get(heading) == row["key"] else ""}>'
-            f"<span>{escape(cell(row)).replace(chr(10), '<br>')}</span></td>"
+        cells = "".join(
+            _cell(cell(row), best is not None and best.get(heading) == row["key"], heading in words)
             for heading, cell in shown.items()
-        ]
-        swatch = f'<i class="swatch m-{charts.family(row)}"></i>' if "method" in row else ""
-        chosen = " class=chosen" if mark == row["key"] else ""
-        lines.append(f"<tr{chosen}><th scope=row>{swatch}{escape(row['label'])}</th>{''.join(cells)}</tr>")
-    head = "<tr><th></th>" + "".join(f"<th scope=col>{escape(heading)}</th>" for heading in shown) + "</tr>"
-    table = f'<table class="cards tight"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
+        )
+        swatch = f'<i class="swatch m-{charts.family(row)}"></i>' if "method" in row or "family" in row else ""
+        css = {mark: " class=chosen", aside: " class=aside"}.get(row["key"], "")
+        lines.append(f"<tr{css}><th scope=row>{swatch}{escape(row['label'])}</th>{cells}</tr>")
+    head = f"<tr><th scope=col>{escape(first)}</th>" + "".join(
+        f"<th scope=col{' class=text' * (heading in words)}>{escape(heading)}</th>" for heading in shown
+    )
+    table = f'<table class="sortable"><thead>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table}</div>'
+
+
+def _cell(text: str, best: bool, words: bool) -> str:
+    value = number(text)
+    css = "best" * best or "text" * words
+    told = f' data-value="{value:.12g}"' if value is not None else ""
+    return f"<td{f' class={css}' * bool(css)}{told}>{escape(text).replace(chr(10), '<br>')}</td>"
 
 
 def columns(names: Sequence[str] | Mapping[str, Any], part: str = "measures") -> Columns:
@@ -107,7 +122,7 @@ def paper_rows(summary: Json) -> list[Json]:
     fixed = [key for key in summary["shown"] if key.startswith("mc@")]
     usual = "mc@0.5" if "mc@0.5" in fixed else (fixed or [None])[0]
     rows = [summary["rows"][key] for key in summary["shown"] if key == usual or not key.startswith("mc@")]
-    return [row for row in rows if row["method"] in summary["paper"]]
+    return [row for row in rows if row["key"] in (usual, row["method"]) and row["method"] in summary["paper"]]
 
 
 def paper_columns(summary: Json) -> Columns:

@@ -17,10 +17,7 @@ import os
 import pickle
 import pickletools
 import re
-import tarfile
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -33,6 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from torch import Tensor
 
+from lbdrop.archives import members, read_npz, why
 from lbdrop.errors import DropoutError
 
 __all__ = [
@@ -172,7 +170,7 @@ def load(
                 return _assembled(path / archive.file, _from_archive(path / archive.file, release), release)
         parts = {int(m[1]): p for p in path.glob("cifar10-*.npz") if (m := re.fullmatch(r"cifar10-(\d+)\.npz", p.name))}
         if parts:
-            return _assembled(path, [_npz(parts[i]) for i in sorted(parts)], release)
+            return _assembled(path, _from_parts([parts[i] for i in sorted(parts)], release), release)
     except OSError as error:
         raise DropoutError(f"{path}: could not be read ({error}); check that it is yours to read") from error
     if not download:
@@ -210,6 +208,15 @@ def _from_folder(folder: Path, archive: Archive, release: Release) -> list[Rows]
     return _batches(folder, contents, archive, release)
 
 
+def _from_parts(parts: Sequence[Path], release: Release) -> list[Rows]:
+    rows: list[Rows] = []
+    for part in parts:
+        rows.append(_npz(part))
+        if sum(len(y) for _, y in rows) > release.train + release.test:
+            break  # enough to be refused; the others may hold any number
+    return rows
+
+
 def _from_archive(path: Path, release: Release) -> list[Rows]:
     got = _md5(path)
     archive = next((a for a in release.archives if a.md5 == got), None)
@@ -222,22 +229,12 @@ def _from_archive(path: Path, release: Release) -> list[Rows]:
         )
     wanted = {f"{archive.folder}/{name}{archive.suffix}": name for name in FILES}
     contents: dict[str, bytes] = {}
-    try:
-        # Members are read, not extracted: nothing in the archive can choose a place on the disk.
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                name = wanted.get(member.name)
-                if (
-                    name is not None
-                    and member.isreg()
-                    and member.size <= 2 * (PIXELS + 1) * release.count(name) + CHUNK
-                ):
-                    file = tar.extractfile(member)
-                    contents[name] = file.read() if file is not None else b""
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DropoutError(
-            f"{path}: want a .tar.gz, got {error}; delete it and download {archive.url} again"
-        ) from error
+    with members(path) as found:
+        for one in found:
+            name = wanted.get(one.name)
+            if name is not None and one.size <= 2 * (PIXELS + 1) * release.count(name) + CHUNK:
+                with one.open() as file:
+                    contents[name] = file.read()
     for member, name in wanted.items():
         if name not in contents:
             raise DropoutError(f"{path}: want {member} in it, got none of a fitting size; download {archive.url} again")
@@ -259,9 +256,8 @@ def _binary(name: str, data: bytes, count: int) -> Rows:
 
 def _npz(path: Path) -> Rows:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            x, y = file["x"], file["y"]
-    except (ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        x, y = read_npz(path, ("x", "y")).values()
+    except DropoutError as error:
         raise DropoutError(f"{path}: want an .npz with arrays x and y, got {error}; fetch it again") from error
     if x.dtype != np.uint8 or x.shape[1:] != (3, SIDE, SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
         raise DropoutError(
@@ -328,7 +324,7 @@ def _pickled(name: str, data: bytes, count: int) -> Rows:
         raise DropoutError(f"{name}: {error}; do not open this file, fetch the official one") from None
     except Exception as error:  # a damaged pickle can fail in any way at all
         raise DropoutError(
-            f"{name}: want a pickled batch, got {type(error).__name__}: {error}; fetch it again"
+            f"{name}: want a pickled batch, got {type(error).__name__}: {why(error)}; fetch it again"
         ) from error
     batch = batch if isinstance(batch, dict) else {}
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
@@ -370,12 +366,8 @@ def _download(archive: Archive, folder: Path, progress: bool) -> Path:
     target, beside = folder / archive.file, folder / f"{archive.file}.{os.getpid()}.part"
     by_hand = f"fetch {archive.url} by other means into {folder}, or give the folder that has it"
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    )  # fmt: skip
     try:
         with (
             urllib.request.urlopen(archive.url, timeout=30) as answer,

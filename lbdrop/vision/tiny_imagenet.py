@@ -17,11 +17,7 @@ Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 
 import io
 import os
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -30,6 +26,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from lbdrop.archives import Member, members, read_npz
 from lbdrop.errors import DropoutError
 from lbdrop.vision.batches import as_input
 
@@ -174,11 +171,8 @@ def load_cached(path: str | Path) -> UInt8[Tensor, "n 3 32 32"]:
     """What ``cache`` wrote."""
     path, again = Path(path), "write it again with cache"
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            images = file["images"]
-    except (
-        OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error
-    ) as error:  # fmt: skip
+        images = read_npz(path, ["images"])["images"]
+    except DropoutError as error:
         raise DropoutError(f"{path}: want an .npz with an array images, got {error}; {again}") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (3, CACHED_SIDE, CACHED_SIDE):
         raise DropoutError(
@@ -222,7 +216,8 @@ def _from_folder(folder: Path, count: int) -> Validation:
 
 
 def _from_archive(path: Path, count: int) -> Validation:
-    with _members(path) as files:
+    with members(path) as found:
+        files = {one.name: lambda one=one: _content(one) for one in found if one.size <= LARGEST}
         notes = [name for name in files if PurePosixPath(name).name == ANNOTATIONS]
         if len(notes) != 1:
             raise DropoutError(
@@ -235,28 +230,9 @@ def _from_archive(path: Path, count: int) -> Validation:
         return _validation(str(path), jpegs, f"{path}: {notes[0]}", files[notes[0]](), count)
 
 
-@contextmanager
-def _members(path: Path) -> Iterator[Files]:
-    """The files of an archive. They are read, not extracted: nothing in it can choose a place on the disk."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as packed:
-                yield {
-                    entry.filename: lambda entry=entry: packed.read(entry)
-                    for entry in packed.infolist()
-                    if not entry.is_dir() and entry.file_size <= LARGEST
-                }
-        else:
-            with tarfile.open(path) as tar:
-
-                def read(member: tarfile.TarInfo) -> bytes:
-                    file = tar.extractfile(member)
-                    return file.read() if file is not None else b""
-
-                regular = [member for member in tar if member.isreg() and member.size <= LARGEST]
-                yield {member.name: lambda member=member: read(member) for member in regular}
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DropoutError(f"{path}: want a whole zip or tar, got {error}; fetch it again") from error
+def _content(member: Member) -> bytes:
+    with member.open() as file:
+        return file.read()
 
 
 def _is_jpeg(name: str) -> bool:

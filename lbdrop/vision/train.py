@@ -1,9 +1,16 @@
-"""Training an image classifier under an objective, by Lightning: precision, devices, resuming and progress are its own."""
+"""Training a network for images under an objective, by Lightning: precision, devices, resuming and progress are its own.
+
+Under ``torchrun`` each process takes its share of every batch and draws masks of its own; gradients of weights and rates are
+averaged over all (DDP), so that the batch, and with it the schedule, is the same for any number of processes.
+"""
 
 import math
+import os
+import signal
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +18,19 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from lbdrop import processes
+from lbdrop.archives import why
 from lbdrop.dropout import noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
 from lbdrop.objective import Objective, parameter_groups
 from lbdrop.selftuning import SelfTuning
 
-__all__ = ["Classifier", "Schedule", "fit"]
+__all__ = ["Classifier", "Schedule", "fit", "train"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ class _History(Callback):
             {
                 "epoch": trainer.current_epoch,
                 "seconds": time.perf_counter() - self.start,
-                "loss": float(torch.stack(self.losses).mean()),
+                "loss": float(trainer.strategy.reduce(torch.stack(self.losses).mean(), reduce_op="mean")),
                 "rates": {name: layer.p for name, layer in layers.items()},
             }
         )
@@ -118,6 +130,54 @@ class _History(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epochs = state_dict["epochs"]
+
+
+class _Saved(Checkpoint):
+    """The whole state after every so many epochs and the last, in one file that is always the latest."""
+
+    def __init__(self, path: Path, every: int):
+        self.path, self.every = path, every
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        done = trainer.current_epoch + 1
+        if done % self.every == 0 or done == trainer.max_epochs:
+            # All processes take part in saving, one writes.
+            with replacing(self.path) if trainer.is_global_zero else nullcontext(self.path) as path:
+                trainer.save_checkpoint(path)
+
+
+class _Share:
+    """What one of several processes takes of every batch; all of them draw the same batches."""
+
+    def __init__(self, batches: Iterable[Any], rank: int, ranks: int):
+        self.batches, self.rank, self.ranks = batches, rank, ranks
+
+    def __len__(self) -> int:
+        return len(self.batches)  # pyright: ignore[reportArgumentType]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for batch in self.batches:
+            if len(batch[0]) % self.ranks:
+                raise DropoutError(
+                    f"batches: want a multiple of the {self.ranks} processes, which each take a share, got a batch of"
+                    f" {len(batch[0])}; change the batch, or leave out the last one if it is smaller (drop_last)"
+                )
+            yield tuple(part[self.rank :: self.ranks] for part in batch)
+
+
+def _check_state(path: Path, module: nn.Module) -> None:
+    """One line about a state that is damaged, or another network's; what it holds is numbers, and nothing in it runs."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = {name: tuple(tensor.shape) for name, tensor in found["state_dict"].items()}
+        missing = {"epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers"} - found.keys()
+    except Exception as error:  # a damaged file can fail in any way at all
+        raise DropoutError(f"{path}: want the state of a run, got {why(error)}; delete it to start anew") from error
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    differing = sorted(name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name))
+    if missing or differing:
+        what = f"nothing of {min(missing)}" if missing else f"{differing[0]} of shape {saved.get(differing[0])}"
+        raise DropoutError(f"{path}: want the state of this run, got {what}; delete it to start anew")
 
 
 def _wait(network: nn.Module) -> None:
@@ -137,29 +197,50 @@ def fit(
 ) -> list[dict[str, Any]]:
     """Train ``network`` in place and return its history; with ``checkpoints``, go on where an earlier run stopped.
 
+    Under ``torchrun`` all processes call this with the same arguments, and only the first writes and shows anything.
+
     Args:
-        network: the model.
+        network: the model, on this process's device (:func:`lbdrop.processes.own_device`).
         objective: the objective over it; ``None`` trains on the plain mean loss.
         batches: an iterable of (images, labels) with a length, on the network's device, such as
-            :class:`lbdrop.vision.batches.Batches`; its generator, if it has one, is seeded anew for each epoch.
+            :class:`lbdrop.vision.batches.Batches`; its generator, if it has one, is seeded anew for each epoch. Processes
+            share each batch among them.
         schedule: epochs and learning rates.
         seed: draws the masks.
         checkpoints: folder for the state after each epoch; ``None`` keeps none.
         progress: show a bar.
     """
+    steps = len(batches) * schedule.epochs  # pyright: ignore[reportArgumentType]
+    module = Classifier(network, objective, schedule, steps, seed)
+    return train(module, batches, checkpoints=checkpoints, progress=progress)
+
+
+def train(
+    module: Classifier,
+    batches: Iterable[Any],
+    *,
+    checkpoints: Path | None = None,
+    save_every: int = 1,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """What :func:`fit` does, of a module of one's own; its state is kept after every ``save_every`` epochs."""
     history = _History()
     callbacks: list[Any] = [history]
     last = None
     if checkpoints is not None:
-        callbacks.append(
-            ModelCheckpoint(dirpath=checkpoints, filename="last", save_top_k=1, enable_version_counter=False)
-        )
         last = checkpoints / "last.ckpt"
+        callbacks.append(_Saved(last, save_every))
+    network = module.network
     device = next(network.parameters()).device
+    ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    # Rates that follow held-out data have no gradient between two looks at it.
+    tuned = module.objective is not None and isinstance(module.objective.rule, SelfTuning)
     trainer = L.Trainer(
-        max_epochs=schedule.epochs,
+        max_epochs=module.schedule.epochs,
         accelerator=device.type,
-        devices=1,
+        devices=here if ranks > 1 or device.index is None else [device.index],
+        num_nodes=max(ranks // here, 1),
+        strategy=DDPStrategy(find_unused_parameters=tuned) if ranks > 1 else "auto",
         precision="bf16-mixed" if device.type == "cuda" else "32-true",
         callbacks=callbacks,
         logger=False,
@@ -167,13 +248,24 @@ def fit(
         enable_progress_bar=progress,
         enable_model_summary=False,
     )
-    steps = len(batches) * schedule.epochs  # pyright: ignore[reportArgumentType]
-    module = Classifier(network, objective, schedule, steps, seed)
     module.batch_generator = getattr(batches, "generator", None)
     module.train()
+    shares = batches if ranks == 1 else _Share(batches, processes.rank(), ranks)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Checkpoint directory")  # it is there to be taken up again
         warnings.filterwarnings("ignore", message=".*does not have many workers")  # batches are cut on the device
-        trainer.fit(module, batches, ckpt_path=str(last) if last is not None and last.exists() else None)
+        there = str(last) if last is not None and last.exists() else None
+        if there is not None:
+            _check_state(Path(there), module)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit(module, shares, ckpt_path=there, weights_only=True)  # a state is numbers: nothing in it may run
+        except SystemExit:  # Lightning's answer to Ctrl-C, which it ignores from then on
+            signal.signal(signal.SIGINT, handler)
+            kept = (
+                "nothing is kept"
+                if last is None or not last.exists()
+                else f"{last} is kept: the same call goes on from there"
+            )
+            raise KeyboardInterrupt(f"stopped in epoch {trainer.current_epoch + 1}; {kept}") from None
     network.to(device)  # a trainer that has finished leaves its module on the CPU
     return history.epochs

@@ -113,7 +113,7 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
     out = ("--out", tmp_path / "new")
     for arguments, words in (
         (("fit", tmp_path / "none.csv", *out), "got nothing there"),
-        (("fit", tmp_path, *out), "want a file that ends in"),
+        (("fit", tmp_path, *out), "want files of one kind, got .csv, .parquet"),
         (("fit", tmp_path / "notes.txt", *out), "want a file that ends in"),
         (("fit", tmp_path / "plain.csv", *out), "got ['a', 'b'] without ['user_id', 'item_id']; see --user and --item"),
         (("fit", tmp_path / "empty.csv", *out), "cannot be read as a table"),
@@ -131,7 +131,9 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
         (("evaluate", model, tmp_path / "words.csv"), "want users with items to find, got none among 1"),
         (("evaluate", model, shop / "likes.csv"), "want users with items to find"),
         (("score", model, tmp_path / "plain.csv", *out), "without ['user_id', 'item_id']"),
-        (("score", model, "--out", tmp_path), "cannot write to"),
+        (("score", model, "--out", tmp_path), "want a new or empty folder, or one of scores alone"),
+        (("score", model, *out, "--engine", "spark"), "engine: want one of local, ray, got 'spark'"),
+        (("score", model, *out, "--address", "auto"), "address: want it with engine='ray' alone"),
         (("similar", model, "gold"), "1 unknown, the first 'gold'"),
     ):
         done = call(*arguments)

@@ -1,5 +1,7 @@
 """Batches of fixed shape: what fills them up has no influence. (Recording itself wants a GPU; everything around it does not.)"""
 
+from typing import Literal
+
 import pytest
 import torch
 from scipy.sparse import random_array
@@ -29,11 +31,11 @@ def rows(users: int = 24, items: int = 30, seed: int = 0) -> Rows:
     return Rows.from_csr(random_array((users, items), density=0.2, rng=seed).tocsr())
 
 
-def on_a_gpu(model: VAE) -> None:
-    """Rows written out, as they are there; summing by offsets is the CPU's way, which no graph takes."""
+def on_a_gpu(model: VAE, path: Literal["dense", "bag"] = "dense") -> None:
+    """Rows written out, as they are there; or summed, as those of a large catalogue are."""
     for module in model.modules():
         if isinstance(module, ItemTable):
-            module.path = "dense"
+            module.path = path
 
 
 def settled(model: VAE, entries: int, users: int) -> None:
@@ -58,18 +60,29 @@ def settled(model: VAE, entries: int, users: int) -> None:
     model.masks.draw = drawn  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("path", ["dense", "bag"])
 @pytest.mark.parametrize("name", NAMES)
-def test_entries_that_fill_up_change_neither_losses_nor_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_fill_up_change_neither_losses_nor_gradients(
+    name: str, path: Literal["dense", "bag"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = rows()
     fixed = Fixed(16, data.items, 1024, torch.device("cpu"))
     batch = data.batch(list(range(5, 21)))
     torch.manual_seed(0)
     model = VAE(
         data.items,
-        method(name, hidden=8, latent=4, pseudo_inputs=6, flow_hidden=8, mask_kl=0.5 if "sivae" in name else 0.0),
+        method(
+            name,
+            hidden=8,
+            latent=4,
+            pseudo_inputs=6,
+            flow_hidden=8,
+            mask_kl=0.5 if "sivae" in name else 0.0,
+            items_at_once=7 if path == "bag" else 0,
+        ),
         users=data.users,
     )
-    on_a_gpu(model)
+    on_a_gpu(model, path)
     settled(model, len(batch.item), batch.size)
     u = torch.rand(4, len(batch.item), generator=torch.Generator().manual_seed(4))
 

@@ -20,6 +20,7 @@ from lbdrop.recommend.evaluate import evaluate
 from lbdrop.recommend.protocol import fold_in
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.validation import hold_out
 
 NETWORK: dict[str, Any] = {"hidden": 24, "latent": 8, "batch": 20, "lr": 0.01, "epochs": 8, "validation": 20}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -358,7 +359,7 @@ def test_training_stops_by_validation_users_it_never_saw(learned: Recommender) -
     assert best["validation"]["ndcg@100"] == max(e["validation"]["ndcg@100"] for e in learned.history_.epochs)
     model = Recommender(**FAMILIES["learned"], progress=False)
     data = Interactions.from_frame(checkerboard())
-    trained, held = model._split(data)
+    trained, held = hold_out(data, model.validation, model.seed)
     assert held is not None
     assert len(held.users) == 20
     assert not set(trained.users) & set(held.users)
@@ -521,7 +522,7 @@ def renamed(folder: Path) -> None:
         (lambda f: (f / "histories.safetensors").write_bytes(b"half"), "histories.safetensors: cannot be read"),
         (lambda f: (f / "weights.safetensors").write_bytes(b"half"), "weights.safetensors: cannot be read"),
         (lambda f: (f / "items.parquet").write_bytes(b"half"), "items.parquet: cannot be read"),
-        (lambda f: (f / "model.json").write_text("{"), "model.json: cannot be read"),
+        (lambda f: (f / "model.json").write_text("{"), "model.json: want JSON"),
         (lambda f: (f / "model.json").write_text("[]"), "want format 1, got 'list'"),
         (lambda f: edit(f, lambda h: h.update(format=2)), "want format 1, got 2"),
         (lambda f: edit(f, lambda h: h.pop("seed")), "want seed as it was saved"),

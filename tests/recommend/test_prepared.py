@@ -1,5 +1,6 @@
 """What is prepared is read back the same, with its split, titles and counts; damage is noticed."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def test_a_failed_preparation_leaves_what_was_there(prepared: Prepared, tmp_path
     assert load_prepared(tmp_path / "out" / "ml-20m").manifest == prepared.manifest
 
 
-def test_a_write_that_breaks_off_leaves_nothing_that_looks_whole(
+def test_a_write_that_breaks_off_leaves_what_was_there(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: pl.DataFrame, path: Path) -> None:
@@ -130,5 +131,23 @@ def test_a_write_that_breaks_off_leaves_nothing_that_looks_whole(
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     with pytest.raises(OSError, match="No space left"):
         prepare("ml-20m", tmp_path / "in", tmp_path / "out", allow_partial=True, held_out_users=10)
-    with pytest.raises(DropoutError, match=r"got no manifest\.json there"):
-        load_prepared(tmp_path / "out" / "ml-20m")
+    assert load_prepared(tmp_path / "out" / "ml-20m").manifest == prepared.manifest
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ml-20m"]
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out" / "ml-20m").mkdir(parents=True)
+    (tmp_path / "out" / "ml-20m" / "thesis.txt").write_text("years of work")
+    with pytest.raises(DropoutError, match=r"want a place for a data set, got thesis\.txt there"):
+        prepare("ml-20m", ml_20m(tmp_path / "in"), tmp_path / "out", allow_partial=True, held_out_users=10)
+    assert (tmp_path / "out" / "ml-20m" / "thesis.txt").read_text() == "years of work"
+
+
+def test_likes_that_do_not_fit_their_ids_are_refused(prepared: Prepared, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "ml-20m"
+    pl.read_parquet(folder / "items.parquet").head(7).write_parquet(folder / "items.parquet")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"]["items.parquet"] = hashlib.sha256((folder / "items.parquet").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DropoutError, match="likes that do not fit 49 users and 7 items"):
+        load_prepared(folder)

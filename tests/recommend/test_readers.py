@@ -331,12 +331,12 @@ def test_the_compact_ml_1m_form_is_read_and_checked(tmp_path: Path) -> None:
         with pytest.raises(DropoutError, match="want"):
             read("ml-1m", path)
     np.savez(path, user=good["user"])
-    with pytest.raises(DropoutError, match=r"without \['item', 'rating', 'titles'\]"):
+    with pytest.raises(DropoutError, match="got user without item, rating, titles"):
         read("ml-1m", path)
     whole = path.read_bytes()
     for broken in (b"", whole[:40], whole[:-30], b"x" * 100):
         path.write_bytes(broken)
-        with pytest.raises(DropoutError, match="want a whole .npz"):
+        with pytest.raises(DropoutError, match="want an .npz with user, item, rating, titles, got"):
             read("ml-1m", path)
 
 

@@ -1,5 +1,8 @@
 """The page: whole, self-contained, escaped, and never half written."""
 
+import base64
+import hashlib
+import json
 import re
 import struct
 import zlib
@@ -10,7 +13,11 @@ from typing import Any
 import pytest
 
 from lbdrop import report
-from lbdrop.report import figures
+from lbdrop.errors import DropoutError
+from lbdrop.report import kinds, pictures, svg
+from lbdrop.report.page import Chapter, document, findings, number, section
+from lbdrop.report.script import SCRIPT
+from lbdrop.report.tables import html as table
 
 VOID = {"meta", "br", "img"}
 
@@ -74,11 +81,14 @@ def test_every_tag_is_closed_in_order(seeds: int):
     assert tags.open == []
 
 
-def test_nothing_is_loaded_from_elsewhere():
+def test_nothing_is_loaded_from_elsewhere_and_only_our_script_may_run():
     html = report.render(result())
-    assert not re.search(r"https?://|<script|<link|@import|url\(", html)
+    assert not re.search(r"https?://|<link|@import|url\(", html)
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', html))
-    assert "default-src 'none'" in html
+    assert re.findall(r"<script.*?>", html) == ["<script>"]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in html
+    assert f"<script>{SCRIPT}</script>" in html
 
 
 def test_light_and_dark_and_phones_are_served():
@@ -94,7 +104,7 @@ def test_text_from_the_result_is_escaped():
 
 def test_no_number_is_undefined():
     for seeds in (1, 3):
-        assert not re.search(r"\b(nan|inf|None)\b", report.render(result(seeds)))
+        assert not re.search(r"\b(nan|inf|None)\b", report.render(result(seeds)).replace(SCRIPT, ""))
 
 
 def test_one_seed_shows_no_standard_error():
@@ -107,10 +117,11 @@ def test_wrong_and_right_digits_are_told_apart():
     assert "✗ says 3, is 8" in html
     assert "✓ says 8, is 8" in html
     assert "1 of these 2 are wrong" in html
+    assert "width:65.1%" in html  # 1.5 nats of ln 10
 
 
 def test_the_picture_is_a_png_with_ink_dark_on_light():
-    picture = figures.png([0, 16, 8, 0, 0, 16], width=3)
+    picture = pictures.png([0, 16, 8, 0, 0, 16], width=3)
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (3, 2)
     length = struct.unpack(">I", picture[33:37])[0]
@@ -128,6 +139,57 @@ def test_a_page_that_fails_leaves_the_old_one_whole(tmp_path: Path):
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1411, 0.1893), (0.9442, 0.9467), (1e-9, 2e-9), (0.0, 37.0)])
 def test_ticks_are_a_few_and_lie_inside(low: float, high: float):
-    ticks = figures.ticks(low, high)
+    ticks = svg.ticks(low, high)
     assert 1 <= len(ticks) <= 4
     assert all(low <= tick <= high for tick in ticks)
+
+
+def test_numbers_are_kept_as_numbers_beside_what_is_shown():
+    shown = {"NLL": lambda row: row["nll"], "verdict": lambda row: "level"}
+    rows = [{"key": k, "label": k, "nll": text} for k, text in (("a", "0.25 ± 0.01"), ("b", "−1,200"), ("c", "–"))]
+    found = table(shown, rows, best={"NLL": "b"})
+    assert re.findall(r"<td([^>]*)>([^<]*)</td><td", found) == [
+        (' data-value="0.25"', "0.25 ± 0.01"), (' class=best data-value="-1200"', "−1,200"), ("", "–"),
+    ]  # fmt: skip
+    assert "<th scope=col class=text>verdict</th>" in found
+    assert 'class="scroll" tabindex="0"' in found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("+0.0282 worse", 0.0282), ("-1.38 ± 0.26\n[-2.51, -0.25] worse", -1.38), (".3532±.0012", 0.3532), ("0.10–0.60", 0.1),
+     ("4.971e-05", 4.971e-05), ("12 more", 12.0), ("LBD", None), ("", None), ("1.2.3", None)],
+)  # fmt: skip
+def test_a_cell_is_sorted_by_the_number_it_begins_with(text: str, value: float | None):
+    assert number(text) == value
+
+
+def test_many_findings_are_folded_and_few_are_not():
+    assert "<details>" not in findings([f"number {n}" for n in range(6)])
+    many = findings([f"number {n}" for n in range(9)])
+    assert "<summary>4 more findings</summary>" in many
+    assert many.count("<li>") == 9
+
+
+def test_chapters_have_a_list_of_contents_whose_links_lead_to_sections():
+    chapters = [
+        Chapter(name, "lead", [section("The same", "<p>a</p>"), section("The same", "<p>b</p>")]) for name in ("A", "B")
+    ]
+    html = document(chapters, ["odd.json: left out"])
+    ids = re.findall(r' id="([^"]+)"', html.replace(SCRIPT, ""))
+    links = re.findall(r'href="#([^"]+)"', html)
+    assert len(set(ids)) == len(ids) == 6
+    assert sorted(links) == sorted(ids)
+    assert "odd.json: left out" in html
+
+
+def test_a_demos_json_makes_the_same_page_and_a_damaged_one_is_named(tmp_path: Path):
+    record = json.loads(json.dumps(result())) | {"experiment": "demo"}
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    found = kinds.compose([tmp_path])
+    assert found.page() == report.render(record)
+    assert [grid.rows[2][0] for grid in found.parts["demo"].grids] == ["units"]
+    record["contestants"][1]["kind"] = "per mood"
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    with pytest.raises(DropoutError, match=r"result\.json.*contestants\[1\]\.kind, got 'per mood'"):
+        kinds.compose([tmp_path])

@@ -1,0 +1,269 @@
+"""CamVid on FC-DenseNet103 with every dropout scheme in its middle block: one run is one function and one JSON a row.
+
+``paper`` is the published recipe. ``fast`` is for GPU minutes and the same for every method: a common start of each seed,
+trained on crops with a fixed rate of .2 everywhere, from which every method goes on with whole images. Methods differ in the
+middle block's dropout alone; validation images choose, test images are looked at once.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from experiments.camvid.measure import Look, evaluate
+from lbdrop import Bound, ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
+from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, Plan
+from lbdrop.records import provenance
+from lbdrop.vision.camvid import CLASSES, CamVid
+from lbdrop.vision.crops import Crops
+from lbdrop.vision.segment import SegmentationSchedule, Segmenter, compact
+from lbdrop.vision.train import train
+
+__all__ = ["METHODS", "RECIPES", "Settings", "Start", "build", "common_start", "contestants", "run"]
+
+
+class Method(NamedTuple):
+    """What one training does differently, and the rows of the table it gives."""
+
+    kind: type[NoiseLayer]
+    rows: dict[str, str]
+    """Name and label; a row called "regular" predicts without masks."""
+    masks: int = 1
+    """Through how many masks weights are trained in a step; an estimator has its own number."""
+
+
+METHODS = {
+    "lbd": Method(LearnableDropout, {"lbd": "LBD, a rate per layer"}),
+    "concrete": Method(ConcreteDropout, {"concrete": "Concrete, a rate per layer"}),
+    "gaussian": Method(GaussianDropout, {"gaussian": "Gaussian, a variance per layer"}),
+    "mc": Method(FixedDropout, {"mc": "MC dropout", "regular": "regular dropout"}),
+    "mc-masks": Method(FixedDropout, {"mc-masks": "MC dropout, 2 masks a step"}, masks=2),
+}
+TABLE = ("lbd", "concrete", "gaussian", "mc")
+STATISTICS = ("batch", "running", "re-estimated")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run's numbers; as they stand, the recipe ``fast``."""
+
+    method: str = "lbd"
+    seed: int = 0
+    recipe: str = "fast"
+    depth: int = 103
+    plan: Plan | None = None
+    """Another network than that of the depth: for tests."""
+    rate: float = 0.2
+    """The fixed rate, and the one a learned rate starts from."""
+    crop: int = 224
+    """Side of the crops of the common start."""
+    crop_epochs: int = 240
+    """Epochs of the common start; 0 for none."""
+    crop_batch: int = 8
+    crop_lr: float = 1e-3
+    crop_scale: tuple[float, float] = (0.75, 1.5)
+    """Crops are enlarged by a random factor between these."""
+    epochs: int = 15
+    """Epochs on whole images."""
+    batch: int = 4
+    lr: float = 2e-4
+    rate_lr: float = 1e-2
+    weight_decay: float = 1e-4
+    optimizer: Literal["adamw", "rmsprop"] = "adamw"
+    estimator: str = "rloo-2"
+    kl_weight: float = 0.1
+    """What the KL is multiplied by; at 1, the loss per image beside it has no say in any rate."""
+    prior_keep: float = 0.8
+    """Keep rate of the masks' prior: what feeds a concatenation has no weights of its own."""
+    samples: int = 10
+    """Masks at test."""
+    statistics: str = "batch"
+    """What BatchNorm normalises by at test: "batch", each image's own; "running"; or "re-estimated"."""
+    save_every: int = 5
+    """Epochs from one checkpoint to the next, where they are kept."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}-{self.method}-seed{self.seed}"
+
+    def check(self) -> "Settings":
+        for what, value, known in (("method", self.method, METHODS), ("recipe", self.recipe, RECIPES),
+                                   ("statistics", self.statistics, STATISTICS)):  # fmt: skip
+            if value not in known:
+                raise DropoutError(f"{what}: want one of {', '.join(known)}, got {value!r}")
+        return self
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "fast": {},
+    "paper": {
+        "crop_epochs": 0, "epochs": 700, "batch": 1, "lr": 1e-4, "rate_lr": 1e-3, "weight_decay": 0.0, "optimizer": "rmsprop",
+        "estimator": "arm", "kl_weight": 1.0, "prior_keep": 0.5, "save_every": 1,
+    },
+}  # fmt: skip
+
+
+class Start(NamedTuple):
+    """Where all methods of a seed go on from: a network's state and how it came about."""
+
+    state: dict[str, Any]
+    history: list[dict[str, Any]]
+    validation: dict[str, Any]
+    """Measures on validation images under each choice of BatchNorm's statistics, by which that choice can be made."""
+
+
+def contestants(base: Settings, seeds: int) -> Iterator[Settings]:
+    """The whole table, seed by seed."""
+    for seed in range(seeds):
+        for method in TABLE:
+            yield replace(base, method=method, seed=seed)
+
+
+def build(settings: Settings) -> FCDenseNet:
+    """The network with the method's dropout in the 15 layers of its middle block, a fixed rate elsewhere."""
+    kind = METHODS[settings.method].kind
+
+    def dropout(block: str, channels: int) -> nn.Module:
+        if block == "middle":
+            return kind(rate=settings.rate, channels=True)
+        return CommonDropout2d(settings.rate)
+
+    return FCDenseNet(settings.depth, classes=len(CLASSES), dropout=dropout, plan=settings.plan)
+
+
+def common_start(
+    settings: Settings,
+    data: CamVid,
+    *,
+    checkpoints: Path | None = None,
+    recorded: bool | None = None,
+    look: bool = True,
+    progress: bool = True,
+) -> Start:
+    """Train with fixed rates on crops, once for all methods of a seed; ``data`` on the device to train on."""
+    torch.manual_seed(settings.seed)
+    network = _placed(build(replace(settings, method="mc")), data)
+    generator = torch.Generator().manual_seed(settings.seed)
+    crops = Crops(data.train, settings.crop_batch, settings.crop, scale=settings.crop_scale, generator=generator)
+    schedule = SegmentationSchedule(
+        settings.crop_epochs, settings.crop_lr, settings.rate_lr, optimizer="adamw", weight_decay=settings.weight_decay
+    )
+    # No rate is learned and nothing is compared, so there is nothing for an objective to do.
+    module = Segmenter(network, None, schedule, len(crops) * schedule.epochs, settings.seed, recorded)
+    history = train(module, crops, checkpoints=checkpoints, save_every=settings.save_every, progress=progress)
+    validation = {}
+    for statistics in STATISTICS if look else ():
+        found = evaluate(network, data, "validation", Look.of(settings, "mc", statistics), None)
+        validation[statistics] = found.measures
+    state = {name: value.cpu() for name, value in compact(network.state_dict()).items()}
+    return Start(state, history, validation)
+
+
+def run(
+    settings: Settings,
+    data: CamVid,
+    start: Start | None = None,
+    *,
+    checkpoints: Path | None = None,
+    recorded: bool | None = None,
+    progress: bool = True,
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Tensor]]]:
+    """Train one network and measure everything: the record of each row, and maps of the chosen test images.
+
+    Args:
+        settings: what to run.
+        data: the three splits, on the device to train on.
+        start: the seed's common start; made here if the recipe has one and it is not given.
+        checkpoints: folder for the state after every few epochs, from which an interrupted run goes on.
+        recorded: whether steps are replayed as a CUDA graph; on a GPU unless told.
+        progress: show a bar.
+    """
+    settings.check()
+    if settings.crop_epochs and start is None:
+        start = common_start(settings, data, recorded=recorded, progress=progress)
+    device = data.train.images.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(settings.seed)
+    network = _placed(build(settings), data)
+    if start is not None:
+        network.load_state_dict(start.state)
+    # Both masks of a step go through BatchNorm, so that losses of a batch are coupled: batch totals are the exact form.
+    rule = Bound(network, len(data.train), prior_keep=settings.prior_keep, weight=settings.kl_weight)
+    objective = Objective(
+        network, rule, estimator=settings.estimator, masks=METHODS[settings.method].masks, coupled=True, check=False
+    )
+    whole = Crops(data.train, settings.batch, generator=torch.Generator().manual_seed(settings.seed))
+    schedule = SegmentationSchedule(
+        settings.epochs, settings.lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay
+    )
+    module = Segmenter(network, objective, schedule, len(whole) * schedule.epochs, settings.seed, recorded)
+    began = time.perf_counter()
+    history = train(module, whole, checkpoints=checkpoints, save_every=settings.save_every, progress=progress)
+    seconds = {"train": time.perf_counter() - began, "per_epoch": [epoch["seconds"] for epoch in history],
+               "start": sum(epoch["seconds"] for epoch in start.history) if start else 0.0}  # fmt: skip
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    records, maps = [], {}
+    for row, label in METHODS[settings.method].rows.items():
+        look = Look.of(settings, row, settings.statistics)
+        validation = evaluate(network, data, "validation", look, None)
+        began = time.perf_counter()
+        test = evaluate(network, data, "test", look, validation.ends)
+        records.append(
+            {
+                "experiment": "camvid",
+                "method": row,
+                "label": label,
+                "seed": settings.seed,
+                "recipe": settings.recipe,
+                "settings": asdict(settings),
+                "protocol": protocol(settings, data),
+                "provenance": provenance(),
+                "validation": validation.measures,
+                "test": test.measures,
+                "class_iou": test.class_iou,
+                "pavpu_curve": test.pavpu_curve,
+                "reliability": test.reliability,
+                "rates": {name: {"mean": layer.p} for name, layer in noise_layers(network).items()},
+                "seconds": {**seconds, "predict": time.perf_counter() - began},
+                "peak_bytes": peak,
+                "history": history,
+                "start": start and {"validation": start.validation, "epochs": len(start.history)},
+            }
+        )
+        maps[row] = test.maps
+    return records, maps
+
+
+def protocol(settings: Settings, data: CamVid) -> str:
+    """What every run of a table has in common."""
+    network = f"FC-DenseNet{settings.depth}" if settings.plan is None else f"FC-DenseNet of {settings.plan}"
+    start = (
+        f"a common start of each seed with rate {settings.rate:g} everywhere: {settings.crop_epochs} epochs of"
+        f" {settings.crop}×{settings.crop} crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, batch"
+        f" {settings.crop_batch}, AdamW {settings.crop_lr:g}; then "
+        if settings.crop_epochs
+        else ""
+    )
+    optimizer = "AdamW" if settings.optimizer == "adamw" else "RMSProp, ×.995 an epoch,"
+    return (
+        f"{network}, He-uniform, masks in the middle block, {settings.rate:g} fixed elsewhere and off at test; {start}"
+        f"{settings.epochs} epochs of whole images, batch {settings.batch}, {optimizer} {settings.lr:g} (rates"
+        f" {settings.rate_lr:g}), weight decay {settings.weight_decay:g}; mirroring; {len(data.train)} train,"
+        f" {len(data.validation)} validation, {len(data.test)} test images; mean loss of an image's pixels that are not void"
+        f" plus {settings.kl_weight:g} KL/{len(data.train)}, prior keep {settings.prior_keep:g}, estimator"
+        f" {settings.estimator}; last epoch, {settings.samples} masks at test, {settings.statistics} statistics"
+    )
+
+
+def _placed(network: FCDenseNet, data: CamVid) -> FCDenseNet:
+    device = data.train.images.device
+    if device.type == "cuda":
+        return network.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return network.to(device)

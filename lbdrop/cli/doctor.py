@@ -1,0 +1,237 @@
+"""``lbdrop doctor``: versions, devices, what is missing for which extra, and whether the essential works here."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Finding", "doctor", "examine"]
+
+OLDEST = (3, 11)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+LOOK = {"ok": "green", "missing": "yellow", "broken": "bold red"}
+
+
+class Finding(NamedTuple):
+    """One line: what was looked at, how it is, and what to do about it."""
+
+    name: str
+    status: str
+    """``ok``, ``missing`` (something optional) or ``broken`` (something essential)."""
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report or a script.")] = False,
+) -> None:
+    """Say what is installed, what is missing for which extra, and on what device lbdrop would run.
+
+    Ends with 1 only if something essential is broken; a missing extra is no illness.
+
+    Examples:
+
+        lbdrop doctor
+
+        lbdrop doctor --json
+    """
+    findings = examine()
+    broken = [finding for finding in findings if finding.status == "broken"]
+    if as_json:
+        typer.echo(json.dumps({"healthy": not broken, "findings": [each._asdict() for each in findings]}, indent=1))
+    else:
+        _print(findings)
+    raise typer.Exit(1 if broken else 0)
+
+
+def examine() -> list[Finding]:
+    """Everything that is looked at, essentials first."""
+    return [_python(), *_packages(), _commit(), _gradient(), *_devices(), _temp(), *_extras(), _browser()]
+
+
+# ---------------------------------------------------------------------------------------------------------- essentials
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < OLDEST:
+        return Finding("Python", "broken", found, f"want {'.'.join(map(str, OLDEST))} or later")
+    return Finding("Python", "ok", found)
+
+
+def _packages() -> list[Finding]:
+    """lbdrop, and what it cannot do without."""
+    own = version_of("lbdrop")
+    found = [Finding("lbdrop", "ok", own) if own else Finding("lbdrop", "missing", "not installed", "pip install -e .")]
+    for need in _needs().get("", []):
+        there, fits = _state(need)
+        found.append(Finding(need.package, "ok" if fits else "broken", there, "" if fits else f"pip install '{need}'"))
+    return found
+
+
+def _commit() -> Finding:
+    from lbdrop.records import provenance
+
+    commit = provenance()["commit"]
+    return Finding("commit", "ok", commit if commit != "unknown" else "unknown: not a git checkout")
+
+
+def _gradient() -> Finding:
+    """One training step and one prediction: what everything else is built on."""
+    try:
+        import torch
+        from torch import nn
+
+        import lbdrop
+
+        with torch.random.fork_rng(devices=[]):
+            model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+            lbdrop.convert(model, verbose=False)
+            objective = lbdrop.Objective(model, examples=8)
+            x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+            objective(lambda m: nn.functional.cross_entropy(m(x), y, reduction="none")).backward()
+            lbdrop.predict(model, x, samples=2)
+        missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        if missing:
+            return Finding("a training step", "broken", f"no gradient for {', '.join(missing)}", "report this")
+    except Exception as error:  # whatever it is, it is the finding
+        return Finding("a training step", "broken", f"{type(error).__name__}: {error}", "reinstall torch and lbdrop")
+    return Finding("a training step", "ok", "weights and rates have gradients; predicts")
+
+
+def _temp() -> Finding:
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"lbdrop")
+        free = shutil.disk_usage(folder).free / 2**30
+        return Finding("temporary files", "ok", f"{folder}, {free:.1f} GiB free")
+    except OSError as error:
+        return Finding(
+            "temporary files", "broken", f"{folder}: {error.strerror or error}", "set TMPDIR to a folder to write in"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    found = [Finding("CPU", "ok", f"{platform.processor() or platform.machine()}, {threads}")]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory = properties.total_memory / 2**30
+        found.append(Finding(f"GPU {index}", "ok", f"{properties.name}, {memory:.0f} GiB, CUDA {torch.version.cuda}"))
+    if torch.backends.mps.is_available():
+        found.append(Finding("GPU", "ok", "Apple Metal (MPS)"))
+    if len(found) == 1:
+        found.append(Finding("GPU", "ok", "none that torch can see: everything runs on the CPU"))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- extras
+
+
+class Need(NamedTuple):
+    """A package, and the least version of it."""
+
+    package: str
+    least: str
+
+    def __str__(self) -> str:
+        return f"{self.package}>={self.least}" if self.least else self.package
+
+
+def _needs() -> dict[str, list[Need]]:
+    """By extra what the installed metadata asks for; under ``""`` what is always needed."""
+    try:
+        lines = requires("lbdrop") or []
+    except PackageNotFoundError:
+        return {}
+    found: dict[str, list[Need]] = {}
+    for text in lines:
+        what, _, marker = text.partition(";")
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
+        name = re.match(r"[\w.-]+", what.strip())
+        least = re.search(r">=\s*([\d.]+)", what)
+        if name and name[0] != "lbdrop":
+            found.setdefault(extra[1] if extra else "", []).append(Need(name[0], least[1] if least else ""))
+    return found
+
+
+def _extras() -> list[Finding]:
+    found = []
+    for extra, needs in sorted(_needs().items()):
+        if not extra:
+            continue
+        states = {str(need): _state(need) for need in needs}
+        lacking = [f"{name} ({there})" for name, (there, fits) in states.items() if not fits]
+        if lacking:
+            advice = f"pip install 'lbdrop[{extra}]', or -e '.[{extra}]' in a checkout"
+            found.append(Finding(f"extra {extra}", "missing", "; ".join(lacking), advice))
+        else:
+            versions = ", ".join(f"{need.package} {states[str(need)][0]}" for need in needs)
+            found.append(Finding(f"extra {extra}", "ok", versions))
+    return found
+
+
+def _state(need: Need) -> tuple[str, bool]:
+    """The version that is there, and whether it is new enough."""
+    there = version_of(need.package)
+    if there is None:
+        return "not installed", False
+    return there, not need.least or _parts(there) >= _parts(need.least)
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])[:3]))
+
+
+def version_of(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _browser() -> Finding:
+    """Only the tests of pages drive one."""
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        return Finding(
+            "Chromium", "missing", "not found", "for the browser tests alone: install the system's chromium package"
+        )
+    return Finding("Chromium", "ok", path)
+
+
+def _print(findings: list[Finding]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, status, found, advice in findings:
+        said = Text(found)
+        if advice:
+            said.append(f"\n→ {advice}")
+        table.add_row(name, Text(status, style=LOOK[status]), said)
+    console.print(table)
+    counts: dict[str, Any] = {status: sum(f.status == status for f in findings) for status in LOOK}
+    if counts["broken"]:
+        console.print(f"{counts['broken']} broken: lbdrop will not work here until that is put right")
+    else:
+        console.print(f"healthy; {counts['missing']} optional part{'s' * (counts['missing'] != 1)} missing")

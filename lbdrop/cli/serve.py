@@ -1,0 +1,81 @@
+"""``lbdrop recommend serve``: a fitted recommender over HTTP, with a page to try it."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lbdrop.cli.common import one_line_errors
+from lbdrop.errors import DropoutError
+
+__all__ = ["serve"]
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Folder of a fitted model.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets everybody in who can reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 8000,
+    titles: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet with item_id and title; items go by their ids without it.")
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Threads of a forward pass; with more than one, last digits may depend on its size."),
+    ] = 1,
+) -> None:
+    """Serve a fitted model over HTTP: a page at /, answers in JSON, and /openapi.json to say how to ask.
+
+    Example:
+
+        lbdrop recommend serve model --titles items.csv
+    """
+    console = Console(highlight=False)
+    with one_line_errors():
+        # Only now: other commands need neither the time nor the packages.
+        import torch
+
+        from lbdrop.recommend.model import Recommender
+        from lbdrop.serve import create_app, read_titles
+
+        try:
+            import uvicorn
+        except ModuleNotFoundError as error:
+            raise DropoutError("uvicorn: package not found; pip install 'lbdrop[serve]'") from error
+        torch.set_num_threads(threads)
+        with listening(host, port) as at:
+            named = None if titles is None else read_titles(titles)
+            fitted = Recommender.load(model)
+            app = create_app(fitted, named)
+            where = f"[{host}]" if ":" in host else host
+            console.print(
+                f"{fitted} at http://{where}:{at.getsockname()[1]}/ (Ctrl-C stops)", markup=False, soft_wrap=True
+            )
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    app, log_level="warning", access_log=False, timeout_graceful_shutdown=30, server_header=False
+                )
+            )
+            try:
+                server.run(sockets=[at])
+            except KeyboardInterrupt:  # raised again by uvicorn when all that was asked has been answered
+                console.print("stopped")
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket of this address, before the work of loading a model; nobody is let in until the server listens."""
+    bound = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as after a restart, when old connections linger
+        bound.bind(address)
+        return bound
+    except OSError as error:
+        if bound is not None:
+            bound.close()
+        reason = error.strerror or error
+        raise DropoutError(f"cannot listen at {host}:{port}: {reason}; choose another --port or --host") from error

@@ -1,0 +1,128 @@
+"""The learned rates of a model as numbers for a logger, as curves and histograms in TensorBoard, and as a file."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from lbdrop.convert import convert
+from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.objective import parameter_groups
+
+__all__ = ["FILE", "load_rates", "rate_scalars", "save_rates", "without_rates", "write_rates"]
+
+FILE = "learned_rates.safetensors"
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """What TensorBoard's ``SummaryWriter`` can do, and whatever else can do the same."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> Any: ...
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> Any: ...
+
+
+# ------------------------------------------------------------------------------------------------------- to look at
+
+
+def rate_scalars(model: nn.Module) -> dict[str, float]:
+    """The mean drop rate of each layer, as ``rates/<layer>``."""
+    return {f"rates/{name}": layer.p for name, layer in noise_layers(model).items()}
+
+
+def write_rates(writer: Writer, model: nn.Module, step: int) -> None:
+    """Write, for each layer, its mean drop rate and a histogram of its rates; under ``rates/all`` that of all together.
+
+    Example:
+        >>> from torch.utils.tensorboard import SummaryWriter
+        >>> net = lbdrop.convert(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2)), verbose=False)
+        >>> with SummaryWriter(getfixture("tmp_path")) as writer:
+        ...     write_rates(writer, net, step=0)
+    """
+    for name, value in rate_scalars(model).items():
+        writer.add_scalar(name, value, step)
+    rates = {name: layer.rate.flatten().float().cpu() for name, layer in noise_layers(model).items()}
+    for name, values in rates.items():
+        writer.add_histogram(f"rates/{name}", values, step)
+    writer.add_histogram("rates/all", torch.cat(list(rates.values())), step)
+
+
+# --------------------------------------------------------------------------------------------------------- to keep
+
+
+def rate_state(model: nn.Module) -> dict[str, Tensor]:
+    """What the dropouts of a model have learned, by its name in the model's state."""
+    return {
+        f"{name}.{key}": value
+        for name, layer in noise_layers(model).items()
+        for key, value in layer.state_dict().items()
+    }
+
+
+def without_rates(model: nn.Module) -> dict[str, Tensor]:
+    """The state of ``model`` as it was before :func:`lbdrop.convert`: a file of it loads into the original model."""
+    learned = rate_state(model)
+    return {key: value for key, value in model.state_dict().items() if key not in learned}
+
+
+def save_rates(model: nn.Module, folder: str | Path) -> Path:
+    """Write the learned rates of ``model`` beside its weights, as ``learned_rates.safetensors``."""
+    from safetensors.torch import save_file
+
+    path = Path(folder) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Copies: layers may share a rate, and the format knows no sharing.
+    save_file({key: value.detach().cpu().clone() for key, value in rate_state(model).items()}, path)
+    return path
+
+
+def load_rates(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Give a model that was converted in the same way the rates of :func:`save_rates`; returns it."""
+    from safetensors.torch import load_file
+
+    path = Path(folder) / FILE
+    if not path.exists():
+        raise DropoutError(f"rates: want {FILE} in {folder}, got none; write it with save_rates(model, folder)")
+    saved, layers = load_file(path), noise_layers(model)
+    known, given = ({key.rpartition(".logit")[0] for key in keys if key.endswith(".logit")}
+                    for keys in (rate_state(model), saved))  # fmt: skip
+    shapes = {name: tuple(layer.logit.shape) for name, layer in layers.items()}
+    other = [name for name in known & given if tuple(saved[f"{name}.logit"].shape) != shapes[name]]
+    if known != given or other:
+        raise DropoutError(
+            f"rates: want those of the same conversion, got {path.name} with {sorted(given - known)[:4]} that the model does"
+            f" not have, without {sorted(known - given)[:4]}, and of other shapes at {sorted(other)[:4]}; call lbdrop.convert"
+            " with the settings that the saved model was converted with"
+        )
+    for name, layer in layers.items():
+        prefix = f"{name}."
+        layer.load_state_dict({key.removeprefix(prefix): v for key, v in saved.items() if key.startswith(prefix)})
+    return model
+
+
+# -------------------------------------------------------------------------------------- shared by the integrations
+
+
+def converted(model: nn.Module) -> nn.Module:
+    """The model, converted if it is not yet."""
+    return model if any(isinstance(module, NoiseLayer) for module in model.modules()) else convert(model)
+
+
+def rate_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The rates, and under self-tuning their responses: what wants a learning rate of its own and no decay."""
+    return [p for group in parameter_groups(model)[1:] for p in group["params"]]
+
+
+class Whole:
+    """Batches each as one argument, whatever they consist of: a training step takes them as they come."""
+
+    def __init__(self, loader: Iterable[Any]):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Any]]:
+        for batch in self.loader:
+            yield (dict(batch) if isinstance(batch, Mapping) else batch,)

@@ -1,0 +1,80 @@
+"""The first step whose loss or gradient is no number: noted on the device, and from then on no parameter changes.
+
+A fused optimiser leaves all parameters alone while a flag on the device says so (what a gradient scaler uses, too). The flag
+goes up with the first loss or gradient that is NaN or infinite and stays up, and the numbers of that step stay beside it.
+So nothing has to wait for the device at any step, recorded graphs included, and yet the step is known and the model is
+as it was before it.
+"""
+
+import math
+
+import torch
+
+from lbdrop.errors import DropoutError
+from lbdrop.finite import Answer, bad_parameters
+from lbdrop.recommend.vae import VAE, Losses
+
+__all__ = ["StepWatch"]
+
+
+class StepWatch:
+    """Watches the steps of one epoch after another.
+
+    Args:
+        model: whose parameters are trained.
+        optimizer: a fused one.
+        device: where the steps run.
+    """
+
+    def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device):
+        self.model, self.optimizer, self.epoch = model, optimizer, 0
+        self.broken = torch.zeros((), device=device)
+        self.steps = torch.zeros((), dtype=torch.float64, device=device)
+        # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient.
+        self.numbers = torch.zeros(6, dtype=torch.float64, device=device)
+        self.asked: Answer | None = None
+        optimizer.found_inf = self.broken  # pyright: ignore[reportAttributeAccessIssue]
+
+    def begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.steps.zero_()
+
+    def look(self, losses: Losses) -> None:
+        """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
+        self.steps += 1
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        largest = torch.nn.utils.get_total_norm(gradients, math.inf)
+        now = torch.stack([self.steps, *(each.detach().double() for each in (*losses, largest))])
+        self.numbers.copy_(torch.where(self.broken > 0, self.numbers, now))
+        self.broken.copy_(torch.maximum(self.broken, (~torch.isfinite(now)).any().float()))
+        if not self.broken.is_cuda and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
+            self.refuse()
+
+    def ask(self) -> None:
+        """Now and then: whether all is well so far, without a wait for the answer."""
+        if self.asked is not None and self.asked.ready:
+            if not self.asked.read():
+                self.refuse()
+            self.asked = None
+        if self.asked is None:
+            self.asked = Answer(self.broken == 0)
+
+    def refuse(self) -> None:
+        """The error, if there was such a step; waits for the device."""
+        step, loss, nll, kl, mask_kl, gradient = self.numbers.tolist()
+        if not float(self.broken):
+            return
+        groups = self.optimizer.param_groups
+        rates = ", ".join(f"{group.get('name', 'parameters')} {group['lr']:g}" for group in groups)
+        what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
+        bad = bad_parameters(self.model)
+        where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()
+        raise DropoutError(
+            f"training: want finite numbers, got a step whose {what} (nll {nll:g}, kl {kl:g}, mask KL {mask_kl:g}): step"
+            f" {step:.0f} of epoch {self.epoch}{'; ' + where if where else ''}. No parameter has been changed by it; lower the"
+            f" learning rates (now {rates})"
+        )
+
+    def _bad_gradients(self) -> str:
+        found = bad_parameters(self.model, gradients=True)
+        return f"gradients of {', '.join(found[:4])}" if found else ""

@@ -1,0 +1,110 @@
+"""``lbdrop doctor``: what is there, what is missing and how to get it; ill only where something essential is broken."""
+
+import json
+import platform
+import shutil
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lbdrop.cli import app, doctor
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments], env={"COLUMNS": "120"})
+    return result.exit_code, result.output
+
+
+def findings() -> dict[str, Any]:
+    return {each["name"]: each for each in json.loads(command("--json")[1])["findings"]}
+
+
+def test_here_everything_essential_works():
+    code, output = command()
+    assert code == 0, output
+    assert "healthy" in output
+    found = findings()
+    assert found["torch"]["found"] == torch.__version__
+    assert found["Python"]["found"].startswith(platform.python_version())
+    assert f"{torch.get_num_threads()} threads" in found["CPU"]["found"]
+    assert found["a training step"]["status"] == "ok"
+    assert tempfile.gettempdir() in found["temporary files"]["found"]
+    assert found["commit"]["found"]
+    assert {"extra demo", "extra recommend", "extra vision"} <= found.keys()
+
+
+def test_the_json_is_whole_and_says_whether_it_is_healthy():
+    code, output = command("--json")
+    assert code == 0
+    record = json.loads(output)
+    assert record["healthy"] is True
+    assert {tuple(each) for each in record["findings"]} == {("name", "status", "found", "advice")}
+
+
+def test_a_missing_package_names_the_extras_that_want_it_and_the_command(monkeypatch: pytest.MonkeyPatch):
+    lines = [
+        "torch>=2.6",
+        'no-such-package>=1.32; extra == "recommend"',
+        "lbdrop[recommend]; extra == 'demo'",
+        'rich ; extra == "vision"',
+    ]
+    monkeypatch.setattr(doctor, "requires", lambda package: lines)
+    code, output = command()
+    assert code == 0, output
+    assert "no-such-package>=1.32 (not installed)" in output
+    assert "pip install 'lbdrop[recommend]'" in output
+    assert "1 optional part missing" in output
+    assert findings()["extra vision"]["status"] == "ok"
+
+
+def test_a_package_that_is_too_old_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "requires", lambda package: ["polars>=1.32; extra == 'recommend'"])
+    monkeypatch.setattr(doctor, "version_of", lambda package: "1.9.0")
+    assert findings()["extra recommend"]["found"] == "polars>=1.32 (1.9.0)"
+    monkeypatch.setattr(doctor, "version_of", lambda package: "1.32.1+cpu")
+    assert findings()["extra recommend"]["status"] == "ok"
+
+
+def test_a_missing_browser_is_no_illness(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    code, output = command()
+    assert code == 0
+    assert "for the browser tests alone" in output
+
+
+def no_temp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+
+
+def no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lbdrop
+
+    monkeypatch.setattr(lbdrop, "Objective", lambda *a, **k: lambda loss: torch.zeros((), requires_grad=True))
+
+
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda package: "2.0.1" if package == "torch" else installed(package))
+
+
+@pytest.mark.parametrize(
+    ("harm", "name", "said"),
+    [
+        (no_temp, "temporary files", "No space"),
+        (no_gradient, "a training step", "no gradient"),
+        (no_torch, "torch", "2.0.1"),
+    ],
+)
+def test_something_essential_broken_ends_in_one(harm: Any, name: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    harm(monkeypatch)
+    code, output = command()
+    assert code == 1
+    assert "1 broken" in output
+    assert said in findings()[name]["found"]
+    assert json.loads(command("--json")[1])["healthy"] is False

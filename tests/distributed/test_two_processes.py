@@ -1,0 +1,175 @@
+"""Two processes (gloo) beside one: gradients, measures, fits, files and words. Both run once for all tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shared_work as work
+import torch
+from torch import Tensor
+
+from lbdrop.recommend.model import Recommender
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[dict[str, Any]]:
+    """What the two processes found, by rank."""
+    call = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "two_processes.py", str(folder)]
+    done = subprocess.run(
+        [sys.executable, *call],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        cwd=HERE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)},
+    )
+    assert not done.returncode, done.stderr[-5000:]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference of any number."""
+    assert a.keys() == b.keys()
+    assert a
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+@pytest.mark.parametrize("name", work.ESTIMATORS)
+def test_weight_and_logit_gradients_of_two_processes_equal_those_of_one(name: str, two: list[dict[str, Any]]) -> None:
+    one = work.core_gradients(name, 0, 1)
+    assert {"2.logit", "5.logit"} < set(one)
+    for found in two:
+        assert furthest(found[name], one) < 1e-6
+
+
+@pytest.mark.parametrize("name", work.METHODS)
+def test_the_recommenders_gradients_equal_those_of_one_process(name: str, two: list[dict[str, Any]]) -> None:
+    one = work.recommender_gradients(name, 0, 1)
+    assert ("masks.logit" in one) == (name != "vae-drop")
+    for found in two:
+        assert furthest(found[name], one) < 1e-6
+
+
+def test_self_tuned_gradients_are_the_mean_over_processes_and_rates_have_one_only_at_a_look(
+    two: list[dict[str, Any]],
+) -> None:
+    for step in range(2):
+        alone = [found["tuned"][1][step] for found in two]
+        assert furthest(*alone) > 1e-3  # each has its own data and masks
+        mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+        for found in two:
+            assert furthest(found["tuned"][0][step], mean) < 1e-12
+        assert ("2.logit" in mean) == (step == 1)
+
+
+def test_the_same_seed_gives_every_process_masks_of_its_own(two: list[dict[str, Any]]) -> None:
+    first, second = (found["masks"] for found in two)
+    assert first.shape == second.shape
+    assert 0.2 < float((first != second).double().mean()) < 0.6  # keep .7: .42 of independent masks differ
+
+
+def test_parts_of_a_batch_under_no_sync_add_up(two: list[dict[str, Any]]) -> None:
+    assert max(found["accumulated"] for found in two) < 1e-12
+
+
+def test_one_process_may_look_without_gradients(two: list[dict[str, Any]]) -> None:
+    assert two[0]["alone"] > 0
+    assert two[1]["alone"] is None
+
+
+def test_what_cannot_be_shared_is_said_with_the_next_step(two: list[dict[str, Any]]) -> None:
+    said = two[0]["refusals"]
+    assert (
+        "one of 2 processes, but nothing averages gradients over them: give the objective the wrapped" in said["alone"]
+    )
+    assert "'2.responses.6.stretch'" in said["late"]
+    assert "wrap it then, and set objective.model to it" in said["late"]
+    assert "want the objective's own, wrapped" in said["other"]
+
+
+def test_measures_of_held_out_users_are_bit_for_bit_those_of_one_process(two: list[dict[str, Any]]) -> None:
+    one = work.measured(shared=False)
+    for found in two:
+        for name, value in one.items():
+            torch.testing.assert_close(found["measured"][name], value, rtol=0, atol=0, equal_nan=True)
+
+
+def test_streams_of_ranking_measures_reduce_to_the_value_of_one_process(two: list[dict[str, Any]]) -> None:
+    one = work.streamed(0, 1)
+    for found in two:
+        assert furthest(found["streamed"], one) < 1e-12
+
+
+def test_a_fit_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
+    model, history = work.recommended("exact")
+    assert history.best_measure > 0.7  # it has learned something
+    for found in two:
+        weights, measure = found["fit exact"]
+        assert furthest(weights, model.state_dict()) < 1e-9
+        assert measure == pytest.approx(history.best_measure, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", work.FITS)
+def test_after_a_fit_all_processes_have_the_same_weights_and_rates(name: str, two: list[dict[str, Any]]) -> None:
+    assert furthest(two[0][f"fit {name}"][0], two[1][f"fit {name}"][0]) == 0
+
+
+def test_a_fit_with_learned_rates_reaches_the_measure_of_one_process(two: list[dict[str, Any]]) -> None:
+    _, history = work.recommended("sivae-lbd")
+    # Masks are others. Over six seeds of one process NDCG@100 has a standard deviation of .015, so a difference one of .021.
+    assert two[0]["fit sivae-lbd"][1] == pytest.approx(history.best_measure, abs=0.065)
+
+
+def test_a_fit_to_images_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
+    model, epochs = work.classified("plain")
+    for found in two:
+        weights, loss, _ = found["images plain"]
+        assert furthest(weights, model.state_dict()) < 1e-5
+        assert loss == pytest.approx(epochs[-1]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["bound", "self-tuned"])
+def test_a_fit_to_images_with_learned_rates_reaches_the_accuracy_of_one_process(
+    rule: str, two: list[dict[str, Any]]
+) -> None:
+    model, epochs = work.classified(rule)
+    assert work.accuracy(model) > 0.9
+    for found in two:
+        weights, loss, accuracy = found[f"images {rule}"]
+        assert furthest(weights, two[0][f"images {rule}"][0]) == 0
+        # 160 images that all processes get right but for a few; the loss is that of other masks.
+        assert accuracy == pytest.approx(work.accuracy(model), abs=0.08)
+        assert loss == pytest.approx(epochs[-1]["loss"], abs=0.15)
+        assert found[f"rates {rule}"][0] != pytest.approx(0.3, abs=1e-4)
+
+
+def test_a_run_of_two_processes_is_taken_up_again_from_one_file(two: list[dict[str, Any]], folder: Path) -> None:
+    assert [path.name for path in (folder / "states").iterdir()] == ["last.ckpt"]
+    assert furthest(two[0]["resumed"][0], two[1]["resumed"][0]) == 0
+    assert [found["resumed"][1] for found in two] == [2, 2]
+
+
+def test_the_command_writes_one_model_and_one_process_talks(two: list[dict[str, Any]], folder: Path) -> None:
+    assert "model written in" in two[0]["said"].replace("\n", " ")
+    assert two[1]["said"] == ""
+    assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
+    assert not [path for path in folder.iterdir() if "unfinished" in path.name]
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lbdrop", "--help"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not done.returncode
+    assert "Usage: lbdrop" in done.stdout

@@ -1,0 +1,199 @@
+"""Every method trains from the common start and records everything; a run taken up again equals one that never stopped."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from experiments.camvid import measure, recipes
+from lbdrop.cli import app
+from lbdrop.dropout import noise_layers
+from lbdrop.models.tiramisu import Plan
+from lbdrop.vision import segment
+from lbdrop.vision.camvid import VOID, CamVid, Scenes
+from lbdrop.vision.train import _History
+
+SMALL = recipes.Settings(
+    plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, crop_epochs=1, crop_batch=3, epochs=2, batch=3, samples=3, save_every=1,
+    crop_scale=(1.0, 1.25), crop_lr=1e-2, rate_lr=0.1,
+)  # fmt: skip
+
+
+def scenes(count: int, seed: int) -> Scenes:
+    """Three classes above each other, each of a colour, with noise and a void corner."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.zeros(count, 36, 44, dtype=torch.uint8)
+    labels[:, 12:] = 3
+    labels[:, 24:] = 8
+    colours = torch.tensor([[200, 220, 250], [90, 90, 90], [160, 30, 30]])[(labels // 4).long()]
+    noise = torch.randint(-30, 30, (count, 36, 44, 3), generator=generator)
+    images = (colours + noise).clamp(0, 255).to(torch.uint8).permute(0, 3, 1, 2).contiguous()
+    labels[:, :6, :6] = VOID
+    return Scenes(images, labels, tuple(f"{seed}-{i}" for i in range(count)))
+
+
+def data() -> CamVid:
+    return CamVid(scenes(6, 0), scenes(2, 1), scenes(5, 2))
+
+
+@pytest.fixture(scope="module")
+def start() -> recipes.Start:
+    return recipes.common_start(SMALL, data(), progress=False)
+
+
+def numbers(records: list[dict]) -> list[object]:
+    """What a run says, without how long it took."""
+    return [(r["test"], r["validation"], r["rates"], [e["loss"] for e in r["history"]]) for r in records]
+
+
+@pytest.mark.parametrize("method", recipes.METHODS)
+def test_every_method_goes_on_from_the_start_and_records_everything(method: str, start: recipes.Start) -> None:
+    records, maps = recipes.run(replace(SMALL, method=method), data(), start, progress=False)
+    assert [r["method"] for r in records] == list(recipes.METHODS[method].rows) == list(maps)
+    for record in records:
+        json.dumps(record, allow_nan=False)
+        assert set(record["test"]) == {
+            "accuracy",
+            "mean_iou",
+            "nll",
+            "brier",
+            "ece",
+            "pavpu_mean_entropy",
+            "pavpu_sweep",
+        }
+        assert set(record["validation"]) == set(record["test"])
+        assert len(record["class_iou"]) == 11
+        assert record["class_iou"]["car"] is not None
+        assert len(record["pavpu_curve"]["pavpu"]) == len(record["pavpu_curve"]["t"]) == 11
+        assert sum(record["reliability"]["count"]) == 5 * (36 * 44 - 36)  # pixels that are not void
+        assert len(record["rates"]) == 2
+        assert set(record["start"]["validation"]) == set(recipes.STATISTICS)
+        moved = any(abs(layer["mean"] - 0.2) > 1e-3 for layer in record["rates"].values())
+        assert moved == recipes.METHODS[method].kind.learns
+        found = maps[record["method"]]
+        assert found["predicted"].shape == found["entropy"].shape == (4, 36, 44)
+        disagree = bool((found["mutual_information"] > 0).any())
+        assert disagree == (record["method"] != "regular")
+        assert found["index"].tolist() == measure.chosen(5)
+
+
+def test_the_start_has_the_rate_everywhere_and_fits_every_method(start: recipes.Start) -> None:
+    for method in recipes.METHODS:
+        network = recipes.build(replace(SMALL, method=method))
+        network.load_state_dict(start.state)
+        assert [layer.p for layer in noise_layers(network).values()] == pytest.approx([0.2, 0.2])
+    kernels = [value for name, value in start.state.items() if value.dim() > 1]
+    assert {value.dtype for value in kernels} == {torch.bfloat16}
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("recipe", "method"), [("fast", "lbd"), ("paper", "mc")])
+def test_a_run_taken_up_again_equals_one_that_never_stopped(
+    recipe: str, method: str, start: recipes.Start, tmp_path: Path
+) -> None:
+    settings = replace(SMALL, method=method, optimizer=recipes.RECIPES[recipe].get("optimizer", "adamw"))
+    whole = recipes.run(settings, data(), start, checkpoints=tmp_path / "whole", progress=False)
+    real = _History.on_train_epoch_start
+
+    def stop(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise Stopped
+        real(self, trainer, module)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_History, "on_train_epoch_start", stop)
+        with pytest.raises(Stopped):
+            recipes.run(settings, data(), start, checkpoints=tmp_path / "parts", progress=False)
+    again = recipes.run(settings, data(), start, checkpoints=tmp_path / "parts", progress=False)
+    assert numbers(again[0]) == numbers(whole[0])
+    assert all(torch.equal(again[1][row][name], maps[name]) for row, maps in whole[1].items() for name in maps)
+    assert [epoch["epoch"] for epoch in again[0][0]["history"]] == [0, 1]
+
+
+def test_a_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path) -> None:
+    """Kernels, and the two moments of each, in bfloat16."""
+    network = recipes.build(recipes.Settings())
+    optimizer = torch.optim.AdamW(network.parameters())
+    for p in network.parameters():
+        optimizer.state[p] = {"step": torch.ones(()), "exp_avg": torch.ones_like(p), "exp_avg_sq": torch.ones_like(p)}
+    schedule = segment.SegmentationSchedule(1, 1e-3, 1e-3)
+    module = segment.Segmenter(network, None, schedule, 1, 0)
+    with torch.no_grad():
+        network.head.weight.fill_(1 / 3)
+    checkpoint = {"state_dict": module.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    module.on_save_checkpoint(checkpoint)
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    assert (tmp_path / "last.ckpt").stat().st_size < 60 * 2**20
+    # Training goes on from what was kept, and rates are kept in full.
+    kept = checkpoint["state_dict"]["network.head.weight"]
+    assert kept.dtype == torch.bfloat16
+    assert torch.equal(network.head.weight, kept.float())
+    assert checkpoint["state_dict"]["network.middle.layers.0.dropout.logit"].dtype == torch.float32
+
+
+def test_the_paper_recipe_is_the_published_one() -> None:
+    paper = replace(recipes.Settings(recipe="paper"), **recipes.RECIPES["paper"])
+    assert (paper.batch, paper.epochs, paper.lr, paper.optimizer, paper.rate, paper.samples, paper.estimator) == (1, 700, 1e-4, "rmsprop", 0.2, 10, "arm")  # fmt: skip
+    assert paper.crop_epochs == 0
+    schedule = segment.SegmentationSchedule(700, 1e-4, 1e-3, optimizer="rmsprop")
+    factors = [schedule.factor(step, 700 * 367) for step in (0, 366, 367, 700 * 367 - 1)]
+    assert factors == pytest.approx([1, 1, 0.995, 0.995**699])
+
+
+def test_the_loss_of_an_image_is_the_mean_over_pixels_that_are_not_void() -> None:
+    class Says(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return logits
+
+    logits = torch.randn(2, 11, 4, 4)
+    labels = torch.randint(0, 11, (2, 4, 4))
+    labels[0, :2] = VOID
+    labels[1] = VOID
+    found = segment.image_losses(Says(), torch.rand(2, 3, 4, 4), labels)
+    want = torch.nn.functional.cross_entropy(logits[:1, :, 2:], labels[:1, 2:])
+    assert found.tolist() == pytest.approx([float(want), 0.0])
+
+
+def test_re_estimated_statistics_are_those_of_the_state_that_predicts() -> None:
+    torch.manual_seed(0)
+    network = recipes.build(replace(SMALL, method="mc"))
+    images = torch.rand(4, 3, 36, 44)
+    segment.re_estimate(network, [images], sampled=False)
+    assert network.training
+    seen: list[Tensor] = []
+    network.down[0].block.layers[0].norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    network.eval()(images)
+    mean = network.down[0].block.layers[0].norm.running_mean
+    assert torch.allclose(mean, seen[0].mean((0, 2, 3)), atol=1e-5)
+    # By the images' own statistics a network of these statistics says the same.
+    from lbdrop.models.tiramisu import batch_statistics
+
+    with batch_statistics(network), torch.no_grad():
+        own = network(images)
+    assert torch.allclose(own, network(images), atol=0.05 * float(own.abs().max()))
+
+
+def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lbdrop.vision.camvid as reader
+
+    monkeypatch.setattr(reader, "load", lambda path: data())
+    fields = ("plan", "crop", "crop_epochs", "crop_batch", "epochs", "batch", "samples", "crop_scale")
+    monkeypatch.setitem(recipes.RECIPES, "fast", {name: getattr(SMALL, name) for name in fields})
+    monkeypatch.setattr(recipes, "TABLE", ("concrete", "mc"))
+    call = ["reproduce", "camvid", "--method", "all", "--seeds", "1", "--epochs", "1", "--out", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0, done.output
+    names = ["fast-concrete-seed0", "fast-mc-seed0", "fast-regular-seed0"]
+    for suffix in (".json", ".npz"):
+        assert sorted(file.stem for file in (tmp_path / "runs").glob(f"*{suffix}")) == names
+    assert CliRunner().invoke(app, call).output.count("there already") == 2
+    wrong = CliRunner().invoke(app, ["reproduce", "camvid", "--method", "magic", "--out", str(tmp_path)])
+    assert wrong.exit_code == 1
+    assert "want one of lbd" in wrong.output

@@ -1,0 +1,243 @@
+"""Lightning: a callback gives a module learned rates, and everything else about training stays as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import pytorch_lightning
+import texts
+import torch
+import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import lbdrop
+from lbdrop.dropout import learned_layers
+from lbdrop.integrations.lightning import LearnedRates
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`")
+
+
+class Reader(nn.Module):
+    """Which module is a line from? The mean of its pieces, and a hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.EmbeddingBag(texts.VOCABULARY, 32, padding_idx=0)
+        self.hidden, self.drop, self.head = nn.Linear(32, 64), nn.Dropout(0.3), nn.Linear(64, len(texts.MODULES))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.hidden(self.embed(ids)))))
+
+
+class Steps:
+    """What its author wrote, but for ``reduction="none"``."""
+
+    def prepare(self, kind: str = "losses", schedule: str = "none") -> Any:
+        torch.manual_seed(0)
+        self.net, self.kind, self.schedule = Reader(), kind, schedule
+        self.seen: list[Any] = []
+        return self
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.net(ids)
+
+    def training_step(self: Any, batch: dict[str, Tensor], index: int) -> Any:
+        losses = F.cross_entropy(self.net(batch["input_ids"]), batch["labels"], reduction="none")
+        self.log("train_loss", losses.mean())
+        return {"losses": losses, "mean": losses.mean(), "dict": {"loss": losses, "other": 1}}[self.kind]
+
+    def validation_step(self: Any, batch: dict[str, Tensor], index: int) -> None:
+        self.log("loss", F.cross_entropy(self(batch["input_ids"]), batch["labels"]))
+
+    def on_train_epoch_start(self: Any) -> None:
+        torch.manual_seed(self.current_epoch)
+
+    def on_train_batch_end(self: Any, outputs: Any, batch: Any, index: int) -> None:
+        self.seen.append(outputs["loss"].detach())
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if self.schedule == "none":
+            return optimizer
+        steps: Any = self.trainer.estimated_stepping_batches
+        schedulers = {
+            "linear": lambda: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps),
+            "one cycle": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps),
+        }
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedulers[self.schedule](), "interval": "step"},
+        }
+
+
+class Module(Steps, L.LightningModule):
+    pass
+
+
+class OlderModule(Steps, pytorch_lightning.LightningModule):
+    pass
+
+
+def loader(start: int = 0, stop: int = 120, batch: int = 36) -> DataLoader[Any]:
+    rows: Any = texts.rows(texts.which_module(start, stop))
+    mixed: Any = [row for i in range(stop - start) for row in rows[i :: stop - start]]
+    return DataLoader(mixed, batch_size=batch, generator=torch.Generator())  # its own: masks draw from the global one
+
+
+def trainer(folder: Path, callback: Any, package: Any = L, **settings: Any) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "logger": False}
+    plain = {"max_epochs": 2, "enable_checkpointing": False, "log_every_n_steps": 1}
+    return package.Trainer(default_root_dir=folder, callbacks=[callback], **quiet | plain | settings)
+
+
+@pytest.mark.parametrize(("package", "module"), [(L, Module), (pytorch_lightning, OlderModule)])
+def test_a_module_learns_its_rates_and_its_task(package: Any, module: Any, tmp_path: Path) -> None:
+    module, callback = module().prepare(), LearnedRates(rate_lr=3e-2)
+    fitted = trainer(tmp_path, callback, package, max_epochs=8)
+    fitted.fit(module, loader(), loader(120, 150))
+    assert abs(module.net.drop.p - 0.3) > 0.02
+    assert torch.stack(module.seen[-5:]).mean() < 0.5 < torch.stack(module.seen[:5]).mean()
+    assert fitted.callback_metrics["loss"] < 0.9  # nats; log 3 = 1.10 is a guess
+    assert "training_step" not in vars(module)
+    assert fitted.validate(module, loader(120, 150), verbose=False)[0]["loss"] < 0.9
+    test = texts.which_module(120, 150)
+    prediction = lbdrop.predict(module, test["input_ids"])
+    assert (prediction.mean.argmax(1) == test["labels"]).float().mean() > 0.6
+    assert prediction.mutual_information is not None
+    assert prediction.mutual_information.min() > 0
+
+
+@pytest.mark.parametrize("kind", ["losses", "dict"])
+def test_what_is_logged_is_the_mean_over_the_masks(kind: str, tmp_path: Path) -> None:
+    module = Module().prepare(kind)
+    callback = LearnedRates(rule=lambda model: lbdrop.Bound(model, examples=360, weight=0.0))
+    fitted = trainer(tmp_path, callback, max_epochs=1)
+    fitted.fit(module, loader())
+    assert float(fitted.callback_metrics["train_loss"]) == pytest.approx(float(module.seen[-1]), rel=1e-5)
+
+
+def test_a_mean_loss_is_refused_with_its_repair(tmp_path: Path) -> None:
+    module = Module().prepare("mean")
+    with pytest.raises(lbdrop.DropoutError, match="want one loss per example.*use reduction='none'"):
+        trainer(tmp_path, LearnedRates()).fit(module, loader())
+    assert "training_step" not in vars(module)
+    assert "log" not in vars(module)
+
+
+def test_a_run_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    def run(epochs: int, path: str | None) -> Any:
+        fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2), max_epochs=epochs)
+        module = Module().prepare(schedule="none")
+        fitted.fit(module, loader(), ckpt_path=path)
+        return fitted, module
+
+    whole = run(3, None)[1]
+    first, _ = run(1, None)
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = run(3, str(tmp_path / "one.ckpt"))[1]
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_rates_step_once_for_each_step_of_the_optimiser(tmp_path: Path) -> None:
+    callback = LearnedRates()
+    fitted = trainer(tmp_path, callback, max_epochs=1, accumulate_grad_batches=2)
+    fitted.fit(Module().prepare(), loader())
+    assert callback.optimizer is not None
+    (state,) = callback.optimizer.state.values()
+    assert int(state["step"]) == fitted.global_step == 5  # of 10 batches
+
+
+def test_clipping_and_decay_of_weights_leave_rates_alone(tmp_path: Path) -> None:
+    module = Module().prepare()
+    fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2), gradient_clip_val=1e-9)
+    fitted.fit(module, loader())
+    (optimizer,) = fitted.optimizers
+    assert not any(p is module.net.drop.logit for group in optimizer.param_groups for p in group["params"])
+    assert abs(module.net.drop.p - 0.3) > 0.02
+
+
+@pytest.mark.parametrize(("schedule", "at_most"), [("none", 1.0), ("linear", 0.1), ("one cycle", 0.1)])
+def test_the_learning_rate_of_rates_falls_with_a_schedule_and_never_exceeds_its_own(
+    schedule: str, at_most: float, tmp_path: Path
+) -> None:
+    callback, rates = LearnedRates(rate_lr=2e-2), []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            assert callback.optimizer is not None
+            rates.append(callback.optimizer.param_groups[0]["lr"])
+
+    fitted = trainer(tmp_path, callback)
+    fitted.callbacks.append(Watch())
+    fitted.fit(Module().prepare(schedule=schedule), loader())
+    assert max(rates) == pytest.approx(2e-2)
+    assert rates[-1] <= at_most * 2e-2 + 1e-9
+
+
+def test_rates_stay_in_full_precision(tmp_path: Path) -> None:
+    for precision in ("bf16-mixed", "bf16-true"):
+        module = Module().prepare()
+        trainer(tmp_path, LearnedRates(rate_lr=3e-2), precision=precision).fit(module, loader())
+        assert module.net.drop.logit.dtype == torch.float32
+        assert abs(module.net.drop.p - 0.3) > 0.02
+
+
+def test_rates_and_their_histograms_are_in_tensorboard(tmp_path: Path) -> None:
+    module = Module().prepare()
+    lbdrop.convert(module, per="unit", example=texts.which_module(0, 2)["input_ids"], verbose=False)
+    logger = L.pytorch.loggers.TensorBoardLogger(tmp_path)
+    trainer(tmp_path, LearnedRates(), logger=logger, max_epochs=1).fit(module, loader())
+    events = EventAccumulator(logger.log_dir).Reload()
+    curve = events.Scalars("rates/net.drop")
+    assert curve[-1].value == pytest.approx(module.net.drop.p, abs=1e-6)
+    assert curve[0].value != curve[-1].value
+    assert events.Histograms("rates/net.drop")[-1].histogram_value.num == 64
+    assert events.Histograms("rates/all")[-1].histogram_value.max == pytest.approx(float(module.net.drop.rate.max()))
+
+
+def test_rates_follow_held_out_data_and_a_checkpoint_has_their_responses(tmp_path: Path) -> None:
+    module, held_out = Module().prepare(), loader(120, 150)
+    fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2, held_out=held_out), max_epochs=3)
+    fitted.fit(module, loader())
+    (layer,) = learned_layers(module).values()
+    assert layer.responses is not None
+    assert abs(layer.p - 0.3) > 0.005
+    fitted.save_checkpoint(tmp_path / "tuned.ckpt")
+    resumed = Module().prepare()
+    trainer(tmp_path, LearnedRates(rate_lr=3e-2, held_out=held_out), max_epochs=4).fit(
+        resumed, loader(), ckpt_path=tmp_path / "tuned.ckpt"
+    )
+    assert layer.responses is not None
+    assert resumed.state_dict().keys() == module.state_dict().keys()
+
+
+def test_a_module_that_steps_its_optimisers_itself_is_refused(tmp_path: Path) -> None:
+    module = Module().prepare()
+    module.automatic_optimization = False
+    with pytest.raises(lbdrop.DropoutError, match="want automatic optimisation.*lbdrop.Objective"):
+        trainer(tmp_path, LearnedRates()).fit(module, loader())
+
+
+def test_a_training_set_of_unknown_size_is_asked_for(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            yield from texts.rows(texts.which_module(0, 12))
+
+    with pytest.raises(lbdrop.DropoutError, match=r"LearnedRates\(examples=50_000\)"):
+        trainer(tmp_path, LearnedRates()).fit(Module().prepare(), DataLoader(Stream(), batch_size=6))
+    module = Module().prepare()
+    trainer(tmp_path, LearnedRates(examples=36)).fit(module, DataLoader(Stream(), batch_size=6))
+    assert module.net.drop.p != pytest.approx(0.3, abs=1e-6)
+
+
+def test_dropout_that_cannot_be_reached_is_named_before_training(tmp_path: Path) -> None:
+    class Hidden(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return F.dropout(self.net(batch["input_ids"]), 0.5).sum(1)
+
+    with pytest.raises(lbdrop.DropoutError, match=r"cannot be reached.*Hidden, line \d+: F.dropout"):
+        trainer(tmp_path, LearnedRates()).fit(Hidden().prepare(), loader())

@@ -1,0 +1,309 @@
+"""The Hugging Face Trainer with learned rates: real text, its own losses, its own files."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import texts
+import torch
+import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback
+
+import lbdrop
+from lbdrop.dropout import learned_layers, noise_layers
+from lbdrop.integrations.rates import FILE, load_rates, save_rates
+from lbdrop.integrations.transformers import LearnedRatesTrainer, example_losses, labelled
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
+                         "vocab_size": texts.VOCABULARY, "max_position_embeddings": texts.LENGTH}  # fmt: skip
+
+
+def bert(kind: Any = BertForSequenceClassification, labels: int = len(texts.MODULES), **settings: Any) -> Any:
+    return kind(BertConfig(**SIZES, type_vocab_size=1, initializer_range=0.1, num_labels=labels, **settings))
+
+
+def gpt2() -> Any:
+    ends = {"bos_token_id": 1, "eos_token_id": 0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=texts.VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=texts.LENGTH, **ends)
+    )
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1))
+
+
+def bart() -> Any:
+    sizes = {f"{side}_{size}": value for side in ("encoder", "decoder")
+             for size, value in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
+    return BartForConditionalGeneration(BartConfig(vocab_size=texts.VOCABULARY, d_model=32, **sizes))
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    usual = {"num_train_epochs": 1, "per_device_train_batch_size": 32, "learning_rate": 5e-3, "warmup_steps": 10}
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_strategy": "epoch"}
+    return TrainingArguments(str(folder), **usual | quiet | settings)
+
+
+def trained(model: Any, folder: Path, data: dict[str, Tensor], resume: Any = None, **settings: Any) -> Any:
+    ours = ("rate_lr", "held_out", "rule", "compute_loss_func", "eval_dataset", "optimizers", "estimator")
+    given = {key: settings.pop(key) for key in ours if key in settings}
+    trainer = LearnedRatesTrainer(model, arguments(folder, **settings), train_dataset=texts.rows(data), **given)  # pyright: ignore
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def losses_of(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def language(start: int, stop: int) -> dict[str, Tensor]:
+    """Lines to be continued; what is padding is not learned."""
+    batch = texts.which_module(start, stop)
+    return batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+# ---------------------------------------------------------------------------------------------------------- real tasks
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    model, train, test = bert(), texts.which_module(0, 250), texts.which_module(250, 280)
+    trainer = trained(model, tmp_path, train, rate_lr=3e-2, num_train_epochs=4, seed=seed)
+    assert losses_of(trainer)[-1] < 0.6  # nats; log 3 = 1.10 is a guess
+    assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.03
+    known = lbdrop.predict(model, {key: test[key] for key in ("input_ids", "attention_mask")})
+    unknown = lbdrop.predict(model, texts.foreign())
+    assert (known.mean.argmax(1) == test["labels"]).float().mean() > 0.65
+    assert known.entropy is not None
+    assert unknown.entropy is not None
+    assert texts.auroc(known.entropy, unknown.entropy) > 0.6
+
+
+def test_a_causal_model_learns_to_continue_and_is_unsure_token_by_token(tmp_path: Path) -> None:
+    model, test, strange = gpt2(), language(250, 280), texts.foreign()
+    trainer = trained(model, tmp_path, language(0, 250), rate_lr=3e-2, num_train_epochs=4, learning_rate=1e-2)
+    assert losses_of(trainer)[-1] < 4.9  # nats a token; log 512 = 6.24 is a guess
+    assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.015
+
+    def unsure(batch: dict[str, Tensor]) -> Tensor:
+        visible = batch["attention_mask"]
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": visible}
+        entropy = lbdrop.predict(model, inputs, class_dim=-1, keep_samples=False).entropy
+        assert entropy is not None
+        assert entropy.shape == visible.shape
+        return (entropy * visible).sum(1) / visible.sum(1)
+
+    assert texts.auroc(unsure(test), unsure(strange)) > 0.7
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+
+
+def tokens_of(labels: int) -> dict[str, Tensor]:
+    batch = texts.which_module(0, 4)
+    marked = torch.randint(0, labels, batch["input_ids"].shape).masked_fill(batch["attention_mask"] == 0, -100)
+    return batch | {"labels": marked}
+
+
+def with_labels(labels: Tensor) -> dict[str, Tensor]:
+    return texts.which_module(0, 4) | {"labels": labels}
+
+
+TASKS = {
+    "sequences": (bert, lambda: texts.which_module(0, 4)),
+    "several labels": (
+        lambda: bert(problem_type="multi_label_classification"),
+        lambda: with_labels(torch.rand(12, 3).round()),
+    ),
+    "regression": (lambda: bert(labels=1), lambda: with_labels(torch.randn(12))),
+    "tokens": (lambda: bert(BertForTokenClassification), lambda: tokens_of(3)),
+    "masked language model": (lambda: bert(BertForMaskedLM), lambda: tokens_of(texts.VOCABULARY)),
+    "GPT-2": (gpt2, lambda: language(0, 4)),
+    "Llama": (llama, lambda: language(0, 4)),
+    "BART": (bart, lambda: tokens_of(texts.VOCABULARY)),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_sum_of_example_losses_over_its_labels_is_the_models_own_loss(task: str) -> None:
+    make, batch_of = TASKS[task]
+    model, batch = make().eval(), batch_of()
+    with torch.no_grad():
+        losses, own = example_losses(model, batch), model(**batch).loss
+    assert losses.shape == (12,)
+    assert float(losses.sum() / labelled(model, batch)) == pytest.approx(float(own), rel=1e-5)
+
+
+@pytest.mark.parametrize(("make", "parts"), [(bert, 1), (gpt2, 1), (gpt2, 3)])
+def test_steps_change_weights_as_the_plain_trainer_does(make: Any, parts: int, tmp_path: Path) -> None:
+    # At a rate of nothing every mask is open, so that only the scaling of the losses is left to differ. BERT's own loss takes
+    # no notice of accumulation, and comes out three times too large in the plain trainer.
+    plain, data = make(), texts.which_module(0, 16) if make is bert else language(0, 16)
+    start, ours = copy.deepcopy(plain), lbdrop.convert(copy.deepcopy(plain), scheme="mc", rate=1e-9, verbose=False)
+    for module in plain.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    settings = {"gradient_accumulation_steps": parts, "per_device_train_batch_size": 24 // parts, "optim": "sgd",
+                "warmup_steps": 0, "max_grad_norm": 0.0, "weight_decay": 0.1}  # fmt: skip
+    other = Trainer(plain, arguments(tmp_path, **settings), train_dataset=texts.rows(data))  # pyright: ignore
+    other.remove_callback(PrinterCallback)
+    other.train()
+    trained(ours, tmp_path, data, **settings, rule=lambda model: lbdrop.Bound(model, examples=48, weight=0.0))
+    want, began = dict(plain.named_parameters()), dict(start.named_parameters())
+    for name, value in ours.named_parameters():
+        torch.testing.assert_close(value, want[name], rtol=1e-4, atol=2e-6)
+    assert max(float((want[name] - began[name]).detach().abs().max()) for name in want) > 1e-4
+
+
+def test_a_loss_function_has_to_return_one_loss_per_example(tmp_path: Path) -> None:
+    def mean(outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+        return F.cross_entropy(outputs.logits, labels)
+
+    def each(outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+        return F.cross_entropy(outputs.logits, labels, reduction="none")
+
+    data = texts.which_module(0, 20)
+    with pytest.raises(lbdrop.DropoutError, match="want one loss per example.*use reduction='none'"):
+        trained(bert(), tmp_path, data, compute_loss_func=mean)
+    model = bert()
+    trained(model, tmp_path, data, compute_loss_func=each)
+    assert all(layer.p != pytest.approx(0.1, abs=1e-6) for layer in learned_layers(model).values())
+
+
+def test_models_and_inputs_without_a_known_loss_are_errors_with_a_next_step(tmp_path: Path) -> None:
+    with pytest.raises(lbdrop.DropoutError, match="got BertForQuestionAnswering.*compute_loss_func"):
+        trained(bert(BertForQuestionAnswering), tmp_path, texts.which_module(0, 4))
+    with pytest.raises(lbdrop.DropoutError, match="want labels to learn from"):
+        example_losses(bert(), texts.foreign(4))
+
+
+# ------------------------------------------------------------------------------------------------- training as it is
+
+
+def test_rates_are_a_group_of_their_own_without_decay(tmp_path: Path) -> None:
+    model = bert()
+    trainer = trained(model, tmp_path, texts.which_module(0, 20), rate_lr=2e-2, weight_decay=0.1, warmup_steps=0)
+    logits = {id(layer.logit) for layer in noise_layers(model).values()}
+    groups = trainer.optimizer.param_groups
+    assert [all(id(p) in logits for p in group["params"]) for group in groups] == [False, False, True]
+    assert not any(id(p) in logits for group in groups[:2] for p in group["params"])
+    assert groups[2]["initial_lr"] == 2e-2
+    assert groups[2]["weight_decay"] == 0.0
+
+
+def test_an_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
+    model = bert()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(lbdrop.DropoutError, match="want one that has the rates.*parameter_groups"):
+        trained(model, tmp_path, texts.which_module(0, 20), optimizers=(optimizer, None))
+
+
+def test_rates_follow_held_out_data(tmp_path: Path) -> None:
+    model = bert()
+    trained(model, tmp_path, texts.which_module(0, 80), held_out=texts.rows(texts.which_module(250, 280)), rate_lr=3e-2)
+    assert all(layer.responses is not None for layer in learned_layers(model).values())
+    assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 1e-3
+
+
+def test_bfloat16_leaves_rates_in_full_precision(tmp_path: Path) -> None:
+    model = bert()
+    trained(model, tmp_path, texts.which_module(0, 40), bf16=True, rate_lr=3e-2)
+    for layer in learned_layers(model).values():
+        assert layer.logit.dtype == torch.float32
+        assert layer.p != pytest.approx(0.1, abs=1e-5)
+
+
+def test_evaluation_draws_no_masks(tmp_path: Path) -> None:
+    model, test = bert(), texts.which_module(250, 270)
+    trainer = trained(model, tmp_path, texts.which_module(0, 20), eval_dataset=texts.rows(test))
+    once, again = trainer.evaluate()["eval_loss"], trainer.evaluate()["eval_loss"]
+    with torch.no_grad():
+        want = F.cross_entropy(model.eval()(**test).logits, test["labels"])
+    assert once == again == pytest.approx(float(want), rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------- what is kept and shown
+
+
+def test_saved_weights_load_as_ever_and_rates_load_beside_them(tmp_path: Path) -> None:
+    model, test = bert(), texts.foreign(8)
+    lbdrop.convert(model, per="model", verbose=False)
+    trainer = trained(model, tmp_path, texts.which_module(0, 40), rate_lr=3e-2)
+    trainer.save_model(tmp_path / "kept")
+    again, said = BertForSequenceClassification.from_pretrained(tmp_path / "kept", output_loading_info=True)  # pyright: ignore
+    assert not said["missing_keys"]
+    assert not said["unexpected_keys"]
+    load_rates(lbdrop.convert(again, per="model", verbose=False), tmp_path / "kept")
+    torch.manual_seed(0)
+    want = lbdrop.predict(model, test).mean
+    torch.manual_seed(0)
+    torch.testing.assert_close(lbdrop.predict(again, test).mean, want)
+
+
+def test_rates_of_another_conversion_are_refused(tmp_path: Path) -> None:
+    save_rates(lbdrop.convert(bert(), verbose=False), tmp_path)
+    other = lbdrop.convert(bert(), per="unit", example=texts.foreign(2), verbose=False)
+    with pytest.raises(lbdrop.DropoutError, match=r"want those of the same conversion.*lbdrop\.convert"):
+        load_rates(other, tmp_path)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(lbdrop.DropoutError, match=r"save_rates\(model, folder\)"):
+        load_rates(other, tmp_path)
+
+
+def test_a_run_taken_up_again_ends_where_the_first_did(tmp_path: Path) -> None:
+    data = texts.which_module(0, 40)
+    settings = {"num_train_epochs": 2, "save_strategy": "epoch", "rate_lr": 3e-2}
+    torch.manual_seed(0)
+    start = bert()
+    whole = trained(copy.deepcopy(start), tmp_path, data, **settings)
+    first = sorted(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[0]
+    resumed = trained(copy.deepcopy(start), tmp_path / "again", data, resume=str(first), **settings)
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(value, resumed.model.state_dict()[name], msg=name)
+
+
+def test_the_best_model_comes_with_its_rates(tmp_path: Path) -> None:
+    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+    trainer = trained(
+        bert(), tmp_path, texts.which_module(0, 40), eval_dataset=texts.rows(texts.which_module(250, 270)),
+        num_train_epochs=3, rate_lr=3e-2, greater_is_better=True, **settings,
+    )  # fmt: skip
+    best = Path(trainer.state.best_model_checkpoint)
+    want = load_rates(lbdrop.convert(bert(), verbose=False), best)
+    assert {name: layer.p for name, layer in noise_layers(trainer.model).items()} == {
+        name: layer.p for name, layer in noise_layers(want).items()
+    }
+    assert int(best.name.split("-")[1]) < trainer.state.global_step  # the highest loss, so not the last
+
+
+def test_rates_are_in_the_history_and_in_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    model = bert()
+    trainer = trained(model, tmp_path, texts.which_module(0, 40), report_to=["tensorboard"], rate_lr=3e-2)
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["rates/dropout"] == pytest.approx(model.dropout.p)
+    (run,) = {path.parent for path in (tmp_path / "events").rglob("events*")}
+    events = EventAccumulator(str(run)).Reload()
+    assert events.Scalars("rates/dropout")[-1].value == pytest.approx(model.dropout.p, abs=1e-6)
+    assert events.Histograms("rates/all")[-1].histogram_value.num == len(noise_layers(model))

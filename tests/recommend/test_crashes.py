@@ -1,0 +1,66 @@
+"""Fit and score, killed at random moments and right at their writes, end as if nothing had happened: to the last bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from lbdrop.errors import DropoutError
+from lbdrop.recommend import Recommender
+from lbdrop.recommend.shop import generate_shop
+
+KILLS = int(os.environ.get("LBDROP_KILLS", "20"))
+"""SIGKILLs of each of the two; more in a night than in a test."""
+
+
+def test_fit_and_score_survive_twenty_kills_each_bit_for_bit(tmp_path: Path) -> None:
+    # In a process of its own, which forks: here polars has run and a fork would wait for its threads for ever.
+    call = [sys.executable, "-m", "benchmarks.faults", "--kills", str(KILLS), "--out", str(tmp_path / "faults.json")]
+    ran = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-3000:]
+    found = json.loads((tmp_path / "faults.json").read_text())
+    for verb in ("fit", "score"):
+        faults, checked = found[verb]["faults"], found[verb]["checked"]
+        assert faults["moment"] + faults["operation"] == KILLS
+        assert sum(found[verb]["operations killed at"].values()) == faults["operation"]
+        assert checked["states found by the last call"] > 0
+        assert checked["results the same to the last bit"] > 0
+
+
+@pytest.fixture(scope="module")
+def likes() -> pl.DataFrame:
+    return generate_shop(users=100, items=30, groups=3).interactions
+
+
+def small(**changes: object) -> Recommender:
+    return Recommender("vae-drop", **({"epochs": 2, "anneal_steps": 20, "validation": 0, "progress": False} | changes))  # type: ignore[arg-type]
+
+
+def test_a_fit_goes_on_with_the_same_data_alone(likes: pl.DataFrame, tmp_path: Path) -> None:
+    small().fit(likes, checkpoints=tmp_path / "state")
+    first, second = (likes.filter(pl.col("user_id") == user) for user in (1, 2))
+    swapped = likes.with_columns(user_id=pl.col("user_id").replace({1: 2, 2: 1}))  # as many users, items and entries
+    assert not first["item_id"].equals(second["item_id"])
+    renamed = likes.with_columns(item_id="a " + pl.col("item_id"))
+    for other in (swapped, renamed):
+        with pytest.raises(DropoutError, match="state holds another run: .* was .* and is now"):
+            small().fit(other, checkpoints=tmp_path / "state")
+    with pytest.raises(DropoutError, match="holds another run: lr was"):
+        small(lr=0.01).fit(likes, checkpoints=tmp_path / "state")
+    longer = small(epochs=3).fit(likes, checkpoints=tmp_path / "state")  # more epochs are the same run, further on
+    assert longer.history_ is not None
+    assert [epoch["epoch"] for epoch in longer.history_.epochs] == [1, 2, 3]
+
+
+def test_a_state_that_cannot_be_read_is_one_line(likes: pl.DataFrame, tmp_path: Path) -> None:
+    small().fit(likes, checkpoints=tmp_path)
+    (tmp_path / "epoch-00002" / "state.safetensors").write_bytes(b"half of")
+    with pytest.raises(DropoutError, match=r"epoch-00002: cannot be read \(.*\); delete .* to start anew"):
+        small().fit(likes, checkpoints=tmp_path)
+    (tmp_path / "epoch-00002" / "record.json").write_text("{")
+    with pytest.raises(DropoutError, match="record.json: want JSON"):
+        small().fit(likes, checkpoints=tmp_path)

@@ -1,0 +1,80 @@
+"""All masks in one pass: the library's scores, and the same bits whoever else is in the batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from lbdrop.recommend import Recommender, Rows
+from lbdrop.recommend.shop import Shop, generate_shop
+from lbdrop.serve.forward import NOTHING, Forward, filling
+
+METHODS = {
+    "learned": Recommender(epochs=1, patience=None, progress=False, device="cpu"),
+    "normalised after the mask": Recommender(
+        "recvae", samples=3, epochs=1, patience=None, progress=False, device="cpu"
+    ),
+    "gaussian": Recommender(dropout="gaussian", samples=4, epochs=1, patience=None, progress=False, device="cpu"),
+    "one mask": Recommender(samples=1, epochs=1, patience=None, progress=False, device="cpu"),
+    "no dropout": Recommender(dropout="none", epochs=1, patience=None, progress=False, device="cpu"),
+    "ease": Recommender("ease", device="cpu"),
+    "ials": Recommender("ials", device="cpu"),
+    "popularity": Recommender("popularity", device="cpu"),
+}
+
+
+def histories(model: Recommender, count: int) -> list[np.ndarray]:
+    assert model.interactions_ is not None
+    rows = model.interactions_.rows
+    return [np.sort(rows.indices[rows.indptr[u] : rows.indptr[u + 1]]).astype(np.int64) for u in range(count)]
+
+
+@pytest.fixture(scope="module")
+def small() -> Shop:
+    return generate_shop(users=60, items=30, groups=3, likes=6)
+
+
+@pytest.mark.filterwarnings("ignore:validation")
+@pytest.mark.parametrize("name", METHODS)
+def test_scores_and_spread_are_the_librarys(name: str, small: Shop) -> None:
+    model = METHODS[name].fit(small.interactions)
+    assert model.interactions_ is not None
+    own = model._scored(model._samples(None))(Rows.from_csr(model.interactions_.rows).batch(range(7)))
+    found = Forward(model)([*histories(model, 7), NOTHING])
+    torch.testing.assert_close(found.scores[:7], own.scores.float(), atol=2e-5, rtol=1e-5)
+    assert (found.spread is None) == (own.spread is None)
+    if found.spread is not None and own.spread is not None:
+        torch.testing.assert_close(found.spread[:7], own.spread, atol=2e-5, rtol=1e-4)
+        assert found.spread[7].isnan().all()
+    likes = torch.from_numpy(model.likes_) + 1
+    torch.testing.assert_close(found.scores[7], (likes / likes.sum()).log())
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 5, 8, 13])
+def test_an_answer_has_the_same_bits_whoever_else_is_in_the_batch(users: int, fitted: Recommender) -> None:
+    forward, everybody = Forward(fitted), histories(fitted, 40)
+    alone = forward([everybody[0]])
+    assert alone.spread is not None
+    for place in range(users):
+        batch = everybody[20 : 20 + users]
+        batch[place] = everybody[0]
+        together = forward(batch)
+        assert together.spread is not None
+        assert torch.equal(together.scores[place], alone.scores[0])
+        assert torch.equal(together.spread[place], alone.spread[0])
+
+
+def test_what_does_not_fit_at_once_is_scored_in_pieces(fitted: Recommender) -> None:
+    forward, everybody = Forward(fitted), histories(fitted, 10)
+    whole = forward(everybody)
+    forward.at_once = 3
+    pieces = forward(everybody)
+    assert torch.equal(whole.scores, pieces.scores)
+    assert whole.spread is not None
+    assert pieces.spread is not None
+    assert torch.equal(whole.spread, pieces.spread)
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_some_rows_of_nothing_stand_behind_every_table(rows: int) -> None:
+    assert filling(rows) >= 4
+    assert (rows + filling(rows)) % 4 == 0
