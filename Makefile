@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test check lint types setup clean
+.PHONY: demo test check lint types site browser setup clean
 
 demo: .venv/.demo
 	$(BIN)/lbdrop demo
 
-test: lint types
+test: lint types browser
 	$(BIN)/python -m pytest
 
 check: test
@@ -19,6 +19,14 @@ lint: .venv/.dev
 
 types: .venv/.dev
 	$(BIN)/pyright
+
+# Pages are tested in a real browser; it is Debian's, because a registry of Python packages has none.
+browser:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || \
+		(echo "the tests want Chromium on the PATH as chromium: install it, then make test" && false)
+
+site: .venv/.dev
+	$(BIN)/mkdocs build --strict
 
 setup: .venv/.dev
 

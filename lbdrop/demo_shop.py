@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import polars as pl
 import torch
 
 from lbdrop.demo import one_thread
+from lbdrop.files import replacing
 from lbdrop.recommend.evaluate import Report, evaluate
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import LINEAR
@@ -23,8 +25,9 @@ from lbdrop.recommend.model import Recommender
 from lbdrop.recommend.protocol import HeldOut, fold_in
 from lbdrop.recommend.shop import Shop, generate_shop
 
-__all__ = ["CONTESTANTS", "ShopSettings", "run"]
+__all__ = ["CONTESTANTS", "FILES", "ShopSettings", "keep_shop", "run"]
 
+FILES = ("likes.csv", "items.csv")
 LEARNED, ORACLE = "learned dropout", "oracle"
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "popularity": {"method": "popularity"},
@@ -92,6 +95,14 @@ def run(settings: ShopSettings, tick: Tick | None = None) -> dict[str, Any]:
     result["findings"] = findings(result)
     result["seconds"] = round(time.perf_counter() - began, 1)
     return result
+
+
+def keep_shop(settings: ShopSettings, folder: Path) -> None:
+    """The shop as a user's own files would be: who likes what, and what it is called."""
+    shop = generate_shop(settings.users, settings.items, settings.seed)
+    for name, table in zip(FILES, (shop.interactions, shop.items.select("item_id", "title")), strict=True):
+        with replacing(folder / name) as beside:
+            table.write_csv(beside)
 
 
 def _entry(name: str, model: Recommender | None, report: Report, seconds: float) -> dict[str, Any]:

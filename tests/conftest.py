@@ -21,9 +21,16 @@ TENSORS = (
     "vae",
     "graphs",
     "evaluate",
+    "chunked",
 )
+VISION = ("vision.crops", "vision.segment", "vision.camvid", "models.tiramisu", "report.scenes")
 with install_import_hook(
-    ["lbdrop.metrics.ranking", *(f"lbdrop.recommend.{name}" for name in TENSORS)], "beartype.beartype"
+    [
+        "lbdrop.metrics.ranking",
+        *(f"lbdrop.recommend.{name}" for name in TENSORS),
+        *(f"lbdrop.{name}" for name in VISION),
+    ],
+    "beartype.beartype",
 ):
     import lbdrop.recommend
 

@@ -9,7 +9,7 @@ import lbdrop
 
 PACKAGE = Path(lbdrop.__file__).parent
 CORE = ["errors", "dropout", "masks", "estimators", "passes", "priors", "graph", "watch", "step", "rules", "objective", "attention",
-        "recurrent", "rivals", "huggingface", "convert", "bake", "prune", "predict"]  # fmt: skip
+        "recurrent", "rivals", "huggingface", "lora", "finite", "processes", "convert", "bake", "prune", "predict"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:
@@ -21,7 +21,16 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_imports_nothing_that_is_built_on_it(name: str) -> None:
-    built_on_it = ("lbdrop.cli", "lbdrop.report", "lbdrop.demo", "lbdrop.metrics", "lbdrop.vision", "lbdrop.recommend")
+    built_on_it = (
+        "lbdrop.cli",
+        "lbdrop.report",
+        "lbdrop.demo",
+        "lbdrop.metrics",
+        "lbdrop.vision",
+        "lbdrop.recommend",
+        "lbdrop.integrations",
+        "lbdrop.serve",
+    )
     assert not [other for other in imported(PACKAGE / f"{name}.py") if other.startswith((*built_on_it, "experiments"))]
 
 

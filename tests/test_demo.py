@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -18,6 +19,8 @@ from lbdrop.demo import CONTESTANTS, Network, Settings
 from lbdrop.dropout import LearnableDropout
 from lbdrop.objective import Bound
 from lbdrop.priors import entropy
+from lbdrop.recommend import Interactions
+from lbdrop.serve import read_titles
 
 runner = CliRunner()
 TINY = replace(Settings.quick(), epochs=1, hidden=8)
@@ -39,10 +42,23 @@ def result_of(quick: tuple[Path, str]) -> dict[str, Any]:
 
 def test_the_command_leaves_a_page_and_a_json_and_says_where(quick: tuple[Path, str]):
     out, output = quick
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "result.json"]
-    assert str((out / "index.html").resolve()) in output
+    assert sorted(path.name for path in out.iterdir()) == [
+        "index.html",
+        "items.csv",
+        "likes.csv",
+        "result.json",
+    ]
+    assert all(str(path.resolve()) in output for path in out.iterdir())
     assert all(contestant.name in output for contestant in CONTESTANTS)
     assert all(name in output for name in (*demo_shop.CONTESTANTS, "oracle"))
+
+
+def test_the_shop_is_left_as_files_that_fit_and_serve_take(quick: tuple[Path, str]):
+    data = Interactions.from_frame(pl.read_csv(quick[0] / "likes.csv"))
+    titles = read_titles(quick[0] / "items.csv")
+    assert data.rows.shape == (600, 120)
+    assert set(data.items) == set(titles)
+    assert all(titles.values())
 
 
 def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tuple[Path, str]):

@@ -44,26 +44,27 @@ def demo(
         with writing(out):
             check_writable(out, PAGE, RESULT)
         # Not above: other commands need neither the time nor the packages.
-        from lbdrop.demo_shop import ShopSettings
+        from lbdrop.demo_shop import FILES, ShopSettings, keep_shop
         from lbdrop.demo_shop import run as run_shop
 
         with bar(settings, console) as tick:
             result = run(settings, tick)
+        shop = ShopSettings.quick() if quick else ShopSettings()
         with console.status("opening a shop") as status:
-            opened = run_shop(
-                ShopSettings.quick() if quick else ShopSettings(), lambda name: status.update(f"in the shop: {name}")
-            )
+            opened = run_shop(shop, lambda name: status.update(f"in the shop: {name}"))
         result |= {"shop": opened, "seconds": round(result["seconds"] + opened["seconds"], 1)}
         with writing(out):
             write_json(out / RESULT, result)
             page.write_page(out / PAGE, result)
+            keep_shop(shop, out)
         console.print(terminal_table(page.grid(result)))
         for sentence in result["findings"]:
             console.print(f"· {sentence}", markup=False)
         console.print(terminal_table(page.shop_grid(result["shop"])))
         for sentence in result["shop"]["findings"]:
             console.print(f"· {sentence}", markup=False)
-        paths = f"\nPage: {(out / PAGE).resolve()}\nJSON: {(out / RESULT).resolve()}"
+        where = {"Page": PAGE, "JSON": RESULT, "Likes": FILES[0], "Titles": FILES[1]}
+        paths = "".join(f"\n{what + ':':8}{(out / name).resolve()}" for what, name in where.items())
         console.print(paths, markup=False, soft_wrap=True)
 
 
