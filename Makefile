@@ -9,7 +9,7 @@ demo: .venv/.demo
 	$(BIN)/lbdrop demo
 
 test: lint types browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: test
 
@@ -26,7 +26,7 @@ browser:
 		(echo "the tests want Chromium on the PATH as chromium: install it, then make test" && false)
 
 site: .venv/.dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: .venv/.dev
 

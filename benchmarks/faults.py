@@ -155,9 +155,21 @@ def attempt(
     limit: int | None = None,
 ) -> int:
     """Run the command in a fork; its exit status, negative if a signal ended it."""
+    hear, speak = os.pipe()  # unlike a file, it has room for the words about a full disk
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the fork is where it may be interrupted
     child = os.fork()
     if not child:
-        _run(command, place, at_operation, counted, limit)
+        _run(command, place, speak, at_operation, counted, limit)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.close(speak)
+    try:
+        return _ended(command, child, after, send)
+    finally:
+        place.with_name("said").write_bytes(os.read(hear, 1 << 16))
+        os.close(hear)
+
+
+def _ended(command: Command, child: int, after: float | None, send: int) -> int:
     if after is not None:
         time.sleep(after)
         os.kill(child, send)  # a child that has ended is still there to be waited for
@@ -173,13 +185,15 @@ def attempt(
         time.sleep(0.002)
 
 
-def _run(command: Command, place: Path, at_operation: int | None, counted: Path | None, limit: int | None) -> None:
-    """In the fork: the real command, with its words on files; does not return."""
+def _run(
+    command: Command, place: Path, speak: int, at_operation: int | None, counted: Path | None, limit: int | None
+) -> None:
+    """In the fork: the real command, whose words the other end of a pipe hears; does not return."""
     code = 1
     try:
-        said = os.open(place.with_name("said"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         for stream in (1, 2):
-            os.dup2(said, stream)
+            os.dup2(speak, stream)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         count = _operations(place, at_operation, counted) if at_operation is not None else None
@@ -189,6 +203,8 @@ def _run(command: Command, place: Path, at_operation: int | None, counted: Path 
             code = error.code if isinstance(error.code, int) else 1
         if counted is not None and count is not None:
             counted.write_text(str(count()))
+    except KeyboardInterrupt:  # before the command began, or when it had ended
+        pass
     except BaseException:
         import traceback
 
@@ -242,6 +258,8 @@ def campaign(kinds: list[Command], place: Path, kills: int, others: int, draw: r
                 f"{command.words} after {fault}: neither the old output nor the new"
             )
             checked["outputs after a fault, whole"] += 1
+            kept = [*place.glob("*.unfinished/epoch-?????"), *place.glob("*.unfinished/*/parts/part-?????.parquet")]
+            checked["states left by a fault"] += bool(kept)
             if ended is None:
                 break  # it came too late: the command has finished
             wanted[fault] -= 1
@@ -249,7 +267,6 @@ def campaign(kinds: list[Command], place: Path, kills: int, others: int, draw: r
             operations[ended] += 1
         else:
             checked["works with several faults in a row"] += 1
-        checked["states found by the last call"] += any(place.glob("*.unfinished/*"))
         ended = attempt(command, place)
         assert ended == 0, (
             f"{command.words} after {dict(met)}: exit code {ended}, {place.with_name('said').read_text()}"

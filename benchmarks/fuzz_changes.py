@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import struct
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ class Files(dict[str, bytes]):
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-CANARY = "/tmp/lbdrop-fuzz-was-here"
+CANARY = f"{tempfile.gettempdir()}/lbdrop-fuzz-was-here-{os.getpid()}"
 """Whatever runs the code in a forged file makes this folder."""
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz_inputs import Contents, Reader, command, npz, packed_tar, packed_zip
+from benchmarks.fuzz_inputs import Contents, Reader, command, npz, packed_tar, packed_zip, reported
 
 __all__ = ["VISION"]
 
@@ -141,6 +142,25 @@ def camvid_read(at: Path) -> None:
     load(at)
 
 
+def camvid_runs() -> Contents:
+    """A record as ``lbdrop reproduce camvid`` writes it, and what its page shows of scenes."""
+    from lbdrop.vision.camvid import CLASSES
+
+    scores = dict.fromkeys(("accuracy", "mean_iou", "nll", "brier", "ece", "pavpu_mean_entropy", "pavpu_sweep"), 0.5)
+    record = {
+        "experiment": "camvid", "method": "lbd", "label": "LBD", "seed": 0, "recipe": "fast", "protocol": "as ever",
+        "settings": {"seed": 0}, "provenance": {"commit": "abc"}, "validation": scores, "test": scores,
+        "class_iou": dict.fromkeys(CLASSES, 0.5), "pavpu_curve": {"t": [0.0, 0.5, 1.0], "pavpu": [0.2, 0.8, 0.6]},
+        "reliability": {"confidence": [None, 0.75], "accuracy": [None, 0.7], "count": [0, 100]},
+        "rates": {"middle": {"mean": 0.25}}, "seconds": {"train": 60.0, "per_epoch": [4.0]}, "peak_bytes": 2**31,
+    }  # fmt: skip
+    maps = np.linspace(0, 2.4, 2 * 80).reshape(2, 8, 10).astype(np.float16)
+    scenes = npz(
+        index=np.array([0, 5]), predicted=np.full((2, 8, 10), 3, np.uint8), entropy=maps, mutual_information=maps
+    )
+    return {"fast-lbd-seed0.json": json.dumps(record).encode(), "fast-lbd-seed0.npz": scenes}
+
+
 def fashion_read(at: Path) -> None:
     from experiments.rates.images import fashion
 
@@ -178,6 +198,7 @@ VISION: dict[str, Reader] = {
     "Tiny-ImageNet: cache": Reader(lambda: {"cache.npz": npz(images=np.zeros((3, 3, 32, 32), np.uint8))}, cached_read),
     "CamVid: folder": Reader(camvid, camvid_read),
     "CamVid: tar": Reader(lambda: {"camvid-0.tar": packed_tar(camvid(), "w")}, camvid_read),
+    "report: CamVid": Reader(camvid_runs, reported),
     "Fashion-MNIST": Reader(fashion_files, fashion_read),
     "UCI": Reader(uci_files, uci_read),
     "rates: .pth": Reader(lambda: {"rates.pth": logits()["rates.pth"]}, rates_read("rates.pth")),

@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,18 @@ from typer.testing import CliRunner
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
-__all__ = ["RECOMMENDER", "Contents", "Reader", "archived", "command", "npz", "outcome", "packed_tar", "packed_zip"]
+__all__ = [
+    "RECOMMENDER",
+    "Contents",
+    "Reader",
+    "archived",
+    "command",
+    "npz",
+    "outcome",
+    "packed_tar",
+    "packed_zip",
+    "reported",
+]
 
 
 Contents = Mapping[str, bytes]
@@ -227,6 +239,16 @@ def records(folder: str, *names: str) -> Callable[[], Contents]:
     return lambda: {name: (RESULTS / folder / "results" / name).read_bytes() for name in names}
 
 
+@cache
+def demonstrated() -> Contents:
+    """What ``lbdrop demo --quick`` writes, with one seed and one epoch."""
+    from lbdrop import demo, demo_shop
+
+    result = demo.run(replace(demo.Settings.quick(), seeds=1, epochs=1, strengths=(1.0,)))
+    result |= {"shop": demo_shop.run(demo_shop.ShopSettings.quick())}
+    return {"result.json": json.dumps(result).encode()}
+
+
 def reported(at: Path) -> None:
     command("report", at, "--out", at.parent / "out")
 
@@ -259,6 +281,7 @@ RECOMMENDER: dict[str, Reader] = {
         records("cifar10", "fast-lbd-unit-0.5-seed0.json", "fast-mc-0.3-seed0.json", "fast-mc-0.3-seed1.json"), reported
     ),
     "report: rates": Reader(records("rates", "uci-yacht.json"), reported),
+    "report: demo": Reader(demonstrated, reported),
     "report: toy": Reader(records("toy", "toy.json"), reported),
     "report: benchmarks": Reader(
         lambda: {"variance.json": (RESULTS.parent / "benchmarks" / "results" / "variance.json").read_bytes()}, reported

@@ -74,7 +74,7 @@ def main(
     )
     result = {
         "settings": {"data": name, "method": model.choice.method, "items": len(model.items_), "k": K, "users_asked": users,
-                     "samples": model._samples(None), "epochs": epochs},
+                     "samples": model.samples(), "epochs": epochs},
         "levels": levels,
         "memory": memory,
         "checked": {"answers": checked.answers, "wrong": checked.wrong, "largest_difference": checked.difference},

@@ -90,7 +90,8 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if [each.name for each in folder.glob("*")] == ["lock"]:
+        # With our lock still in it: one that was taken away may be there again, as another process's.
+        if _is(lock, folder / "lock") and [each.name for each in folder.iterdir()] == ["lock"]:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import lbdrop
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
 
 
@@ -42,7 +42,8 @@ def preamble() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_block_of_a_page_runs(page: Path) -> None:
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what a page writes beside itself stays out of the checkout
     exec(compile(code(page), str(page), "exec"), preamble())
 
 
@@ -122,3 +123,19 @@ def test_the_numbers_of_the_readmes_recommender_table_are_those_of_its_results()
         known |= {f"{entry['ratio_to_floor']:.1f}"} if "ratio_to_floor" in entry else set()
     assert len(table("recommender")) >= 8
     assert not set(table("recommender")) - known
+
+
+def test_the_numbers_of_the_reliability_pages_fuzz_table_are_those_of_its_results() -> None:
+    total = json.loads((ROOT / "benchmarks/results/fuzz.json").read_text())["total"]
+    row = (ROOT / "docs/reliability.md").read_text().partition("<!-- fuzz table -->")[2].strip().splitlines()[2]
+    assert re.findall(r"\d+", row) == [str(total[name]) for name in ("inputs", "refused", "accepted", "tracebacks")]
+
+
+def test_the_numbers_of_the_reliability_page_on_big_data_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/big_data.json").read_text())
+    page = (ROOT / "docs/reliability.md").read_text()
+    assert record["prepare"]["as_expected"]
+    assert f"| {record['prepare']['rows']:,}: every count" in page
+    assert f"| {record['prepare']['peak_bytes'] / 1e9:.1f} GB |" in page
+    assert f"| {record['train']['peak_bytes'] / 1e9:.1f} GB, of which" in page
+    assert f"| {record['train']['bytes_of_one_dense_table'] / 1e9:.1f} GB; the plain loss" in page

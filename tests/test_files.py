@@ -102,3 +102,15 @@ def test_a_folder_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> Non
     with alone(place):
         assert place.exists()
     assert not place.exists()  # nothing was done in it
+
+
+def test_a_holder_that_took_its_folder_away_leaves_the_next_ones_alone(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    with alone(place):
+        remove(place)
+        following = alone(place)
+        following.__enter__()  # at once, while the first has not quite ended
+    with pytest.raises(DropoutError, match="another one at work there"), alone(place):
+        pass
+    following.__exit__(None, None, None)
+    assert not place.exists()

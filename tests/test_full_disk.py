@@ -199,29 +199,28 @@ def images() -> Images:
 
 
 @pytest.mark.parametrize(("command", "after"), [("ml-1m", 2), ("cifar10", 1)])
-@pytest.mark.parametrize("fault", ["no space", "Ctrl-C"])
 def test_a_reproduction_keeps_its_last_state_and_goes_on_from_it(
-    command: str, after: int, fault: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, after: int, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lbdrop.vision.cifar10.load", lambda path: images())
     small = {"depth": 11, "width": 8, "pool": 1, "size": 32, "batch": 10, "epochs": 2, "validation": 10, "samples": 2}
     monkeypatch.setitem(recipes.RECIPES, "fast", small)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
     assert call(world.words(command, whole)).exit_code == 0
-    meet, code, words = FAULTS[fault]
-    with meet(monkeypatch, after):  # type: ignore[call-arg]  # in the second epoch, when the first has its state
+    for fault in ("no space", "Ctrl-C"):
+        broken, (meet, code, words) = tmp_path / fault, FAULTS[fault]
+        with meet(monkeypatch, after):  # type: ignore[call-arg]  # in the second epoch, when the first has its state
+            done = call(world.words(command, broken))
+        assert done.exit_code == code, (done.output, done.exception)
+        assert words in done.stderr
+        assert "Traceback" not in done.output
+        assert str(broken / "checkpoints") in done.stderr
+        assert tree(broken / "checkpoints")
+        assert not list(broken.glob("*.json"))
         done = call(world.words(command, broken))
-    assert done.exit_code == code, (done.output, done.exception)
-    assert words in done.stderr
-    assert "Traceback" not in done.output
-    assert str(broken / "checkpoints") in done.stderr
-    state = tree(broken / "checkpoints")
-    assert state
-    assert not list(broken.glob("*.json"))
-    done = call(world.words(command, broken))
-    assert done.exit_code == 0, done.output
-    (record,) = broken.glob("*.json")
-    assert clockless(json.loads(record.read_text())) == clockless(json.loads((whole / record.name).read_text()))
+        assert done.exit_code == 0, done.output
+        (record,) = broken.glob("*.json")
+        assert clockless(json.loads(record.read_text())) == clockless(json.loads((whole / record.name).read_text()))
 
 
 def test_control_c_in_a_terminal_leaves_a_state_and_the_same_command_goes_on(world: World, tmp_path: Path) -> None:

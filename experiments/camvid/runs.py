@@ -77,9 +77,9 @@ def once(settings: Settings, starts: Starts, folder: Path) -> list[dict[str, Any
     )
     for record in records:
         file, arrays = files[record["method"]], maps[record["method"]]
-        folder.mkdir(parents=True, exist_ok=True)
         kept: dict[str, Any] = {name: each.numpy() for name, each in arrays.items()}
-        np.savez_compressed(file.with_suffix(".npz"), **kept)
+        with replacing(file.with_suffix(".npz")) as beside, beside.open("wb") as out:
+            np.savez_compressed(out, **kept)
         write_json(file.with_suffix(".json"), record)  # last: a run is there when its record is
     return records
 

@@ -144,6 +144,10 @@ def _table(manifest: dict[str, Any]) -> Table:
     table = Table(title=manifest["title"], title_justify="left")
     table.add_column("")
     table.add_column("found", justify="right")
+    if not manifest["published"]:
+        for name, found in manifest["counts"].items():
+            table.add_row(name, f"{found:,}")
+        return table
     table.add_column("published", justify="right")
     table.add_column("")
     for name, found in manifest["counts"].items():

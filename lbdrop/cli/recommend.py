@@ -203,6 +203,10 @@ def score(
         from lbdrop.recommend.streaming import check_output, unfinished
 
         users = None if file is None else scan_table(file, user, item, weight, fitted)
+        if file is not None and file.resolve().is_relative_to(out.resolve()):
+            raise DropoutError(
+                f"--out: want another place than that of the histories, got {out}; they would be replaced"
+            )
         with writing(out.parent):
             check_output(out)
             check_writable(out.parent)

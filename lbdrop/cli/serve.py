@@ -1,5 +1,6 @@
 """``lbdrop recommend serve``: a fitted recommender over HTTP, with a page to try it."""
 
+import ipaddress
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,13 @@ def serve(
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets everybody in who can reach this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another name to be asked under, as a proxy passes it on. At an address of this machine alone the service"
+            " answers as localhost and under these; at any other, under every name unless told."
+        ),
+    ] = None,
     titles: Annotated[
         Path | None, typer.Option(help="CSV or Parquet with item_id and title; items go by their ids without it.")
     ] = None,
@@ -49,7 +57,7 @@ def serve(
         with listening(host, port) as at:
             named = None if titles is None else read_titles(titles)
             fitted = Recommender.load(model)
-            app = create_app(fitted, named)
+            app = create_app(fitted, named, hosts=names(at.getsockname()[0], allow_host or []))
             where = f"[{host}]" if ":" in host else host
             console.print(
                 f"{fitted} at http://{where}:{at.getsockname()[1]}/ (Ctrl-C stops)", markup=False, soft_wrap=True
@@ -63,6 +71,13 @@ def serve(
                 server.run(sockets=[at])
             except KeyboardInterrupt:  # raised again by uvicorn when all that was asked has been answered
                 console.print("stopped")
+
+
+def names(address: str, also: list[str]) -> list[str] | None:
+    """The names to answer under: of this machine where only it can ask, so that no web page can under a name of its own."""
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return ["localhost", "127.0.0.1", "::1", address, *also]
+    return also or None
 
 
 def listening(host: str, port: int) -> socket.socket:

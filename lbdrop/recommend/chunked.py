@@ -91,9 +91,10 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, bias, item, user, counts, normaliser = ctx.saved_tensors
         grad = grads[0]
+        wide = (normaliser.dtype, weight.dtype, bias.dtype)  # chunks add up to one gradient of what is hidden
         of_hidden, of_weight, of_bias = (
-            torch.zeros_like(each) if needed else None
-            for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+            torch.zeros_like(each, dtype=dtype) if needed else None
+            for each, dtype, needed in zip((hidden, weight, bias), wide, ctx.needs_input_grad, strict=False)
         )
         narrow, each = hidden.to(ctx.dtype), -grad.index_select(0, user)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -110,6 +111,7 @@ class _Chunked(torch.autograd.Function):
                     of_weight[first : first + width] = slope.T @ narrow
                 if of_bias is not None:
                     of_bias[first : first + width] = slope.sum(0)
+        of_hidden = None if of_hidden is None else of_hidden.to(hidden.dtype)
         return of_hidden, of_weight, of_bias, None, None, None, None, None
 
 

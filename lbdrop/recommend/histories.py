@@ -15,7 +15,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.files import replacing
 from lbdrop.recommend.asking import Asked, Known
 from lbdrop.recommend.checkpoints import fingerprint
-from lbdrop.recommend.frames import read_columns
+from lbdrop.recommend.frames import name_columns, read_columns
 from lbdrop.recommend.interactions import Interactions
 
 __all__ = ["Histories", "Ranges", "Spool", "histories_of", "of_ids"]
@@ -108,7 +108,7 @@ class Spool:
 def histories_of(users: Any, known: Known, size: int) -> Histories:
     """The users of a question: of a polars LazyFrame with many rows a :class:`Spool`, of anything else :class:`Ranges`."""
     if isinstance(users, pl.LazyFrame):
-        names = [name for name in ("user_id", "item_id", "weight") if name in users.collect_schema().names()]
+        names = list(name_columns(users.collect_schema().names(), "user_id", "item_id", "weight"))
         # A category's number is its own file's affair: as text it is the same in every batch.
         labels = [name for name, kind in users.collect_schema().items() if kind in (pl.Categorical, pl.Enum)]
         users = users.select(names).with_columns(pl.col(name).cast(pl.String) for name in labels if name in names)

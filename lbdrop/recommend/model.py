@@ -34,7 +34,7 @@ from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import LINEAR, Linear
 from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Rows
-from lbdrop.recommend.scoring import Best, Scoring, best_items, scoring, users_at_once, with_fallback
+from lbdrop.recommend.scoring import Best, Scoring, best_items, popularity, scoring, users_at_once, with_fallback
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.similar import likeness
 from lbdrop.recommend.vae import VAE
@@ -259,7 +259,7 @@ class Recommender:
         if len(asked) != 1:
             raise DropoutError(f"item: want one, got {len(asked):,}; ask about one after the other")
         (target,) = known.item_numbers(asked)
-        scored = scoring(self.model_, self._samples(samples), self.seed)
+        scored = scoring(self.model_, self.samples(samples), self.seed)
         effect = leave_one_out(scored, history, int(target), len(self.items_), device_of(self.model_)).numpy()
         order = np.argsort(-effect, kind="stable")
         total = np.abs(effect).sum()
@@ -300,7 +300,7 @@ class Recommender:
                 f"held_out: want users with items to find, got none among {len(held.users):,}; new users need five known"
                 " items, known ones an item they did not have"
             )
-        scored = self._scored(self._samples(samples))
+        scored = self._scored(self.samples(samples))
         return evaluate(
             lambda batch: scored(batch).scores, held, likes=torch.from_numpy(self.likes_), device=device_of(self.model_),
             batch=users_at_once(len(self.items_)), **measures,
@@ -360,7 +360,7 @@ class Recommender:
             raise DropoutError("this recommender has learned nothing yet; call fit(interactions) first")
         return Known(self.items_, self.interactions_, self.at_least, self.library)
 
-    def _samples(self, samples: int | None) -> int:
+    def samples(self, samples: int | None = None) -> int:
         """How many masks: 0 where the model has none."""
         if samples is not None and samples < 0:
             raise DropoutError(f"samples: want 0 (no masks) or more, got {samples}")
@@ -369,8 +369,9 @@ class Recommender:
         return self.settings_.samples if samples is None else samples
 
     def _scored(self, samples: int) -> Scoring:
-        popular = torch.from_numpy(np.log((self.likes_ + 1) / (self.likes_ + 1).sum()))
-        return with_fallback(scoring(self.model_, samples, self.seed), popular.to(device_of(self.model_)))
+        return with_fallback(
+            scoring(self.model_, samples, self.seed), popularity(self.likes_).to(device_of(self.model_))
+        )
 
     def _question(
         self, k: int, filter_viewed: bool, chosen: Any, samples: int | None, batch: int | None = None
@@ -381,7 +382,7 @@ class Recommender:
             if not (numbers >= 0).any():
                 raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(numbers):,}")
             items = tuple(np.unique(numbers[numbers >= 0]).tolist())
-        return Question(k, filter_viewed, items, self._samples(samples), batch)
+        return Question(k, filter_viewed, items, self.samples(samples), batch)
 
     def best(self, rows: csr_array, question: Question) -> Iterator[Best]:
         """The best items of these rows, a batch at a time."""

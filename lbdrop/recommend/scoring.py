@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Num
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items, which_items
@@ -20,7 +21,10 @@ from lbdrop.recommend.row_masks import row_values
 from lbdrop.recommend.rows import Batch, Rows, users_at_once
 from lbdrop.recommend.vae import VAE
 
-__all__ = ["Best", "Scored", "Scoring", "best_items", "scoring", "users_at_once", "with_fallback"]
+__all__ = [
+    "Best", "Scored", "Scoring", "best_items", "drawn_masks", "log_probabilities", "popularity", "scoring", "users_at_once",
+    "with_fallback",
+]  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -47,27 +51,18 @@ def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
     if isinstance(model, Linear):
         return lambda batch: Scored(model.scores(batch))
     model.eval()
-    if samples == 0 or model.masks.logit is None:
+    masks = drawn_masks(model, samples, seed)
+    if masks is None:
         return lambda batch: Scored(model.scores(batch, samples=0))
-    logit = model.masks.logit.detach()
-    # Drawn on the host: the same masks on every device.
-    every = logit.cpu().expand(model.items)
-    masks = model.masks.draw(samples, every, torch.Generator().manual_seed(seed)).to(logit.device)
-
-    def log_probabilities(batch: Batch, mask: Tensor) -> Tensor:
-        values = row_values(
-            mask.index_select(0, batch.item)[None], model.masks.logits(batch), batch, model.settings, logit.dtype
-        )
-        return model.log_probabilities(model(batch, values))
 
     @torch.no_grad()
     def scored(batch: Batch) -> Scored:
-        first = total = log_probabilities(batch, masks[0])
+        first = total = log_probabilities(model, batch, masks[0].index_select(0, batch.item))
         if samples == 1:
             return Scored(first)
         mean, squares = torch.zeros_like(first), torch.zeros_like(first)
         for mask in masks[1:]:
-            each = log_probabilities(batch, mask)
+            each = log_probabilities(model, batch, mask.index_select(0, batch.item))
             total = torch.logaddexp(total, each)
             each -= first  # of values alike: no digits are lost
             mean += each / samples
@@ -76,6 +71,31 @@ def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
         return Scored(total - math.log(samples), variance.sqrt_())
 
     return scored
+
+
+def drawn_masks(
+    model: VAE, samples: int, seed: int
+) -> Num[Tensor, "samples items"] | Bool[Tensor, "samples items"] | None:
+    """The masks that all users share; ``None`` where the model has none, or none are to be drawn."""
+    if samples == 0 or model.masks.logit is None:
+        return None
+    logit = model.masks.logit.detach()
+    # Drawn on the host: the same masks on every device.
+    masks = model.masks.draw(samples, logit.cpu().expand(model.items), torch.Generator().manual_seed(seed))
+    return masks.to(logit.device)
+
+
+def log_probabilities(model: VAE, batch: Batch, mask: Tensor) -> Float[Tensor, "users items"]:
+    """Of every item for each user, under a mask with one value for each entry of the batch."""
+    logit = model.masks.logit
+    assert logit is not None
+    values = row_values(mask[None], model.masks.logits(batch), batch, model.settings, logit.dtype)
+    return model.log_probabilities(model(batch, values))
+
+
+def popularity(likes: Float[np.ndarray, "items"]) -> Float[Tensor, "items"]:
+    """The logarithm of each item's share of all likes: scores for who has nothing."""
+    return torch.from_numpy(np.log((likes + 1) / (likes + 1).sum()))
 
 
 def with_fallback(scored: Scoring, otherwise: Float[Tensor, "items"]) -> Scoring:

@@ -11,6 +11,7 @@ engines or after a crash, it is the same file. Memory is that of one part, howev
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -82,7 +83,7 @@ def score_to(
 ) -> int:
     """Write the answers to ``path``, a file if its name ends in .parquet and a folder of parts otherwise; return the rows."""
     check_output(path)
-    histories = histories_of(users, model.known(), max(ROWS // min(question.k, len(model.items_)), 1))
+    histories = histories_of(users, model.known(), max(ROWS // min(max(question.k, 1), len(model.items_)), 1))
     work = unfinished(path)
     with alone(work), _bar(progress) as bar:
         folder = work / _identity(model, histories, question)
@@ -210,7 +211,7 @@ def _identity(model: "Recommender", histories: Histories, question: Question) ->
 
 
 def _is_part(path: Path) -> bool:
-    return path.name.startswith("part-") and path.suffix == ".parquet"
+    return re.fullmatch(r"part-\d{5,}\.parquet", path.name) is not None
 
 
 def _bar(shown: bool) -> Progress:

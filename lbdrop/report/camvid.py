@@ -73,7 +73,7 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
         {
             "table.md": markdown(summary).encode(),
             "summary.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
-            "pavpu.png": charts.pavpu_png(rows, None),
+            "pavpu.png": charts.pavpu_png(charts.told_apart(rows)),
             **({"scenes.png": strips_png(shown)} if shown else {}),
         },
     )  # fmt: skip
@@ -167,7 +167,7 @@ def _findings(summary: Json) -> list[str]:
 
 def chapter(summary: Json, shown: Maps | None) -> Chapter:
     """All that the page says."""
-    rows = list(summary["rows"].values())
+    rows = charts.told_apart(list(summary["rows"].values()))
     curves = [(row, [(t, 100 * p["mean"]) for t, p in zip(*row["pavpu_curve"].values(), strict=True)]) for row in rows]
     lead = f"{len(summary['runs'])} rows of the recipe {summary['recipe']}, {len(summary['seeds'])} seeds."
     sections = [

@@ -13,7 +13,7 @@ import numpy as np
 from lbdrop.report.style import FAMILIES
 from lbdrop.report.svg import circle, figure, frame, line, polyline, rect, scale, text, ticks
 
-__all__ = ["Points", "Row", "bars", "curves", "family", "histogram", "legend", "pavpu_png", "reliability"]
+__all__ = ["Points", "Row", "bars", "curves", "family", "histogram", "legend", "pavpu_png", "reliability", "told_apart"]
 
 Row = Mapping[str, Any]
 """What is drawn: ``key`` and ``label``, ``method`` or ``family`` for its colour, and perhaps ``dash``."""
@@ -26,6 +26,7 @@ DASHES = {
     "lbd-tuned-model": "2 3",
     "mc-masks": "2 3",
 }
+IN_TURN = ("", "7 3", "2 3", "9 2 2 2", "14 3", "4 2", "1 5", "14 3 2 3", "9 2 2 2 2 2")
 DISCS = 12
 """Lines of at most so many points show each of them."""
 
@@ -37,27 +38,34 @@ def family(row: Row) -> str:
     return name if name in FAMILIES else "other"
 
 
-def _dash(row: Row, chosen: str | None) -> str:
-    if "dash" in row:
-        return row["dash"]
-    method = row.get("method", "")
-    return "7 3" if method == "mc" and row["key"] != chosen else DASHES.get(method, "")
+def _dash(row: Row) -> str:
+    return row["dash"] if "dash" in row else DASHES.get(row.get("method", ""), "")
 
 
-def legend(rows: Sequence[Row], chosen: str | None = None) -> str:
+def told_apart(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows with a dash that no other of their colour has: their own, or the next that is free."""
+    taken: dict[str, set[str]] = {}
+    found = []
+    for row in rows:
+        used, own = taken.setdefault(family(row), set()), _dash(row)
+        dash = own if own not in used else next((each for each in IN_TURN if each not in used), own)
+        used.add(dash)
+        found.append({**row, "dash": dash})
+    return found
+
+
+def legend(rows: Sequence[Row]) -> str:
     """A stroke and a name for each method."""
     items = "".join(
         f'<li data-series="{escape(row["key"])}"><svg viewBox="0 0 30 10" aria-hidden="true" class="m-{family(row)}">'
-        f'<line x1="0" y1="5" x2="30" y2="5" class="drawn" stroke-dasharray="{_dash(row, chosen)}"/></svg>'
+        f'<line x1="0" y1="5" x2="30" y2="5" class="drawn" stroke-dasharray="{_dash(row)}"/></svg>'
         f"<span>{escape(row['label'])}</span></li>"
         for row in rows
     )
     return f'<ul class="legend">{items}</ul>'
 
 
-def curves(
-    title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], chosen: str | None = None, zero: bool = False
-) -> str:
+def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], zero: bool = False) -> str:
     """One line for each method over a common axis."""
     width, height, left, right, top, bottom = 380, 250, 48, 370, 10, 210
     points = [point for _, curve in drawn for point in curve]
@@ -69,7 +77,7 @@ def curves(
     for row, curve in reversed(drawn):  # the first method lies on top
         css, places = f"m-{family(row)}", [(x(a), y(b)) for a, b in curve]
         values = [(f"{a:g}", f"{b:.4g}") for a, b in curve]
-        marks.append(polyline(places, f"drawn {css}", _dash(row, chosen), row["key"], row["label"], values))
+        marks.append(polyline(places, f"drawn {css}", _dash(row), row["key"], row["label"], values))
         if len(curve) <= DISCS:
             marks += [circle(a, b, 2.2, f"disc {css}", series=row["key"]) for a, b in places]
     return figure(title, width, height, marks)
@@ -137,7 +145,7 @@ def bars(title: str, values: Mapping[str, float], css: str = "m-mc") -> str:
     return figure(title, width, bottom + 6, marks)
 
 
-def pavpu_png(rows: Sequence[Row], chosen: str | None) -> bytes:
+def pavpu_png(rows: Sequence[Row]) -> bytes:
     """PAvPU over thresholds with one standard error to either side, for where a page does not fit."""
     from matplotlib.figure import Figure  # an extra: the page alone does without
 
@@ -146,7 +154,7 @@ def pavpu_png(rows: Sequence[Row], chosen: str | None) -> bytes:
     for row in rows:
         curve, (colour, _) = row["pavpu_curve"], FAMILIES[family(row)]
         mean, error = (np.array([100 * (point[part] or 0) for point in curve["pavpu"]]) for part in ("mean", "se"))
-        dash = tuple(map(float, _dash(row, chosen).split()))
+        dash = tuple(map(float, _dash(row).split()))
         style: Any = (0, dash) if dash else "-"
         panel.plot(curve["t"], mean, color=colour, linestyle=style, linewidth=1.6, label=row["label"])
         panel.fill_between(curve["t"], mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)

@@ -33,7 +33,7 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
     """The chapter of these records, the same as a table and a summary, and PAvPU as a figure."""
     summary = summarise(runs.read(files))
     images = load(data, download=False, progress=False).test if data is not None else None
-    rows = [summary["rows"][key] for key in summary["shown"]]
+    rows = charts.told_apart([summary["rows"][key] for key in summary["leading"]])
     return Part(
         chapter(summary, images),
         [_grid_of(summary)],
@@ -41,14 +41,14 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
         {
             "table.md": tables.markdown(summary).encode(),
             "summary.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
-            "pavpu.png": charts.pavpu_png(rows, summary["chosen"]),
+            "pavpu.png": charts.pavpu_png(rows),
         },
     )
 
 
 def _grid_of(summary: Json) -> Grid:
     lines = []
-    for key in summary["shown"]:
+    for key in summary["leading"]:
         row = summary["rows"][key]
         # Without spaces around ± the table fits 80 columns.
         cells = (show(row["measures"][name], name).replace(" ", "") for name in ("accuracy", "nll", "ece"))
@@ -58,7 +58,7 @@ def _grid_of(summary: Json) -> Grid:
 
 def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> Chapter:
     """All that the page says; pictures of test images are drawn into it where they are given."""
-    rows, chosen = [summary["rows"][key] for key in summary["shown"]], summary["chosen"]
+    rows, chosen = charts.told_apart([summary["rows"][key] for key in summary["leading"]]), summary["chosen"]
     count, seeds = len(summary["runs"]), len(summary["seeds"])
     lead = (
         f"{count} runs of the recipe {summary['recipe']}: {len(rows)} methods side by side, up to {seeds}"
@@ -76,7 +76,7 @@ def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> 
             " below it too sure. A disc's area follows the number of images; bins of fewer than ten are left unjoined.")),
         *_over_training(rows),
         section("Where the learned rates ended", *_rates(rows)),
-        section("Under corruption", *_corruption(rows, chosen)),
+        section("Under corruption", *_corruption(rows)),
         section("The most and the least certain test images", *_certainty(rows[0], images)),
         section("How it was run", *facts(summary["runs"], summary["protocol"]),
                 note("Settings that differ between methods are in summary.json.")),
@@ -97,14 +97,22 @@ def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
         "<h3>Telling foreign images apart</h3>", html(columns(tables.FOREIGN), rows, best_of(rows, tables.FOREIGN)),
         note(f"Test images against {strangers['count']:,} others: {strangers['set']}."),
     ] if strangers else [note("No run was shown foreign images.")]  # fmt: skip
+    every = [summary["rows"][key] for key in summary["shown"]]
+    chosen, all_rows = "", ""
+    if len(every) > len(rows):
+        chosen = note(
+            "Of a method's starts and speeds of its rates, the one with the lowest mean validation NLL stands for it."
+        )
+        table = html({**seeds, **columns(MEASURES)}, every)
+        all_rows = f"<details><summary>All {len(every)} rows: every start and speed</summary>{table}</details>"
     return [
-        "<h3>Accuracy and calibration</h3>", html({**seeds, **columns(BASIC)}, rows, best_of(rows, BASIC)),
+        chosen, "<h3>Accuracy and calibration</h3>", html({**seeds, **columns(BASIC)}, rows, best_of(rows, BASIC)),
         "<h3>Uncertainty</h3>", html(columns(UNCERTAIN), rows, best_of(rows, UNCERTAIN)),
         note("± is the standard error over seeds. The best mean of each column is bold, whether or not it is clearly"
               " best. AURC: error rate averaged over coverage, least certain images refused first; AUROC of errors:"
               " right against wrong by entropy."),
         *foreign, "<h3>Rates and cost</h3>",
-        html({**tables.rate_columns(rows), **columns(["seconds_per_epoch"]), **memory}, rows),
+        html({**tables.rate_columns(rows), **columns(["seconds_per_epoch"]), **memory}, rows), all_rows,
     ]  # fmt: skip
 
 
@@ -117,7 +125,9 @@ def _grid(summary: Json) -> list[str]:
         f"<p>Lowest mean validation NLL: {escape(chosen['label'])}, tinted. Bold: the best on the test set.</p>",
         html(tables.grid_columns(), grid, best_of(grid, (*BASIC, "pavpu_mean_entropy")), chosen["key"]),
     ]
-    differences = [d for d in summary["differences"] if d["against"] == chosen["key"]]
+    differences = [
+        d for d in summary["differences"] if d["against"] == chosen["key"] and d["method"] in summary["leading"]
+    ]
     if not differences:
         return [*parts, "<p>No seed is shared with a learned rate: there is no paired difference to show.</p>"]
 
@@ -149,14 +159,14 @@ def _grid(summary: Json) -> list[str]:
 
 def _pavpu(rows: Sequence[Json], chosen: str | None) -> list[str]:
     drawn = {row["key"]: [(t, 100 * p["mean"]) for t, p in _curve(row)] for row in rows}
-    figures = [charts.curves("PAvPU, %", "threshold t", [(row, drawn[row["key"]]) for row in rows], chosen)]
+    figures = [charts.curves("PAvPU, %", "threshold t", [(row, drawn[row["key"]]) for row in rows])]
     if chosen is not None:
         base = dict(drawn[chosen])
         gaps = [(row, [(t, p - base[t]) for t, p in drawn[row["key"]] if t in base]) for row in rows]
         title = f"PAvPU minus that of {next(row['label'] for row in rows if row['key'] == chosen)}, points"
-        figures.append(charts.curves(title, "threshold t", [gap for gap in gaps if gap[1]], chosen, zero=True))
+        figures.append(charts.curves(title, "threshold t", [gap for gap in gaps if gap[1]], zero=True))
     return [
-        charts.legend(rows, chosen), panels(*figures),
+        charts.legend(rows), panels(*figures),
         note("PAvPU: the share of images that are certain and right or uncertain and wrong, where certain means an"
               " entropy of at most the validation images' least plus t times their range. Means over seeds."),
     ]  # fmt: skip
@@ -208,7 +218,7 @@ def _rates(rows: Sequence[Json]) -> list[str]:
     return [*drawn, note("Rates per unit, all seeds together, in bins of equal width.")]
 
 
-def _corruption(rows: Sequence[Json], chosen: str | None) -> list[str]:
+def _corruption(rows: Sequence[Json]) -> list[str]:
     names = {name: None for row in rows for name in row["corruptions"]}
     if not names:
         return ["<p>No run was tested on corrupted images.</p>"]
@@ -221,9 +231,9 @@ def _corruption(rows: Sequence[Json], chosen: str | None) -> list[str]:
                 points = [{"severity": 0, measure: row["measures"][measure]}, *row["corruptions"].get(name, [])]
                 line = [(float(p["severity"]), scale * p[measure]["mean"]) for p in points if p[measure]]
                 drawn += [(row, line)] if len(line) > 1 else []
-            figures.append(charts.curves(f"{name}: {title}", "severity", drawn, chosen))
+            figures.append(charts.curves(f"{name}: {title}", "severity", drawn))
         parts.append(panels(*figures))
-    return [charts.legend(rows, chosen), *parts, note("Severity 0: the test images as they are.")]
+    return [charts.legend(rows), *parts, note("Severity 0: the test images as they are.")]
 
 
 def _certainty(row: Json, images: UInt8[Tensor, "n 3 32 32"] | None) -> list[str]:

@@ -52,19 +52,21 @@ def training(rows: Sequence[Json]) -> list[str]:
     """For every group of methods a legend, validation NDCG@100 over epochs and, beside it, the mean of learned rates."""
     found = []
     for name, methods in PANELS.items():
-        group = [styled(row) for method in methods for row in rows if row["method"] == method and len(row["curve"]) > 1]
+        group = charts.told_apart(
+            [styled(row) for method in methods for row in rows if row["method"] == method and len(row["curve"]) > 1]
+        )
         learned = [row for row in group if row["keep_curve"]]
         if not group:
             continue
         figures = [_over_epochs("validation NDCG@100, %", group, "curve", 100)]
         figures += [_over_epochs("mean keep rate", learned, "keep_curve", 1)] if learned else []
-        found.append(f"<h3>{name}</h3>{charts.legend(group, None)}{panels(*figures)}")
+        found.append(f"<h3>{name}</h3>{charts.legend(group)}{panels(*figures)}")
     return found
 
 
 def _over_epochs(title: str, rows: Sequence[Json], part: str, scale: float) -> str:
     drawn = [(row, _thinned([(x, scale * y) for x, y in row[part]])) for row in rows]
-    return charts.curves(title, "epoch", drawn, None)
+    return charts.curves(title, "epoch", drawn)
 
 
 def popularity(rows: Sequence[Json]) -> str:
@@ -83,7 +85,7 @@ def popularity(rows: Sequence[Json]) -> str:
     if not drawn:
         return ""
     label = "items, from the least to the most popular, %"
-    return charts.legend([row for row, _ in drawn], None) + panels(charts.curves("mean keep rate", label, drawn, None))
+    return charts.legend([row for row, _ in drawn]) + panels(charts.curves("mean keep rate", label, drawn))
 
 
 def learned_points(encoder: str, rows: Mapping[str, Json]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ __all__ = ["read"]
 
 
 def _kind(name: str, value: Any) -> None:
-    if value not in FAMILY:
+    if not isinstance(value, str) or value not in FAMILY:
         raise Wrong(name, f"one of {', '.join(FAMILY)}", value)
 
 

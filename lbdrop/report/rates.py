@@ -155,7 +155,7 @@ def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
         " or not it is clearly lowest."
     )
     yield section(f"{name}: scores", html(_columns(rows), rows, best), told)
-    learned = [row for row in rows if not row["fixed"] and row["over_training"]]
+    learned = charts.told_apart([row for row in rows if not row["fixed"] and row["over_training"]])
     if learned:
         layers = {layer: None for row in learned for layer in row["over_training"]}
         figures = [

@@ -7,6 +7,7 @@ of a recommender. Weights stay on the disk where the format allows it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -98,10 +99,11 @@ def _file(path: Path) -> dict[str, Tensor]:
     except ModuleNotFoundError as error:
         raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[vision]'") from error
     except Exception as error:  # damaged files fail in many ways
-        reason = (str(error) or type(error).__name__).splitlines()[0][:160]
+        whole = isinstance(error, UnpicklingError)  # torch's own words are of what to do to run it
+        got = "objects, which might run code" if whole else "a file that is damaged, or of another kind"
         raise DropoutError(
-            f"{path}: want safetensors, or a state written by torch.save(model.state_dict(), …) or by Lightning, got a file"
-            f" that cannot be read so ({reason}); save the state alone"
+            f"{path}: want safetensors, or a state written by torch.save(model.state_dict(), …) or by Lightning, got {got};"
+            " save the state alone"
         ) from error
     return _state(content)
 

@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,7 @@ def read_maps(file: Path, label: str, scenes: Scenes | None) -> Maps:
         arrays = read_npz(file, NAMES)
     except DropoutError as error:
         raise DropoutError(f"{file}: want maps of test images, got {error}; run it again") from error
+    _check(file, arrays)
     index = arrays["index"]
     if scenes is not None and (index.max() >= len(scenes) or scenes.labels.shape[1:] != arrays["predicted"].shape[1:]):
         raise DropoutError(
@@ -60,6 +61,24 @@ def read_maps(file: Path, label: str, scenes: Scenes | None) -> Maps:
             f" {tuple(scenes.labels.shape[1:])}; give --data the set that was tested on"
         )
     return Maps(label, index, arrays["predicted"], arrays["entropy"], arrays["mutual_information"], scenes)
+
+
+def _check(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """One line about maps that cannot be drawn."""
+    predicted, index, shape = arrays["predicted"], arrays["index"], arrays["predicted"].shape
+    kinds = {"predicted": "u", "entropy": "f", "mutual_information": "f"}
+    wrong = [n for n, kind in kinds.items() if arrays[n].dtype.kind != kind or arrays[n].shape != shape]
+    if len(shape) != 3 or not predicted.size or index.shape != shape[:1] or index.dtype.kind not in "iu":
+        wrong = ["index", "predicted"]
+    elif not wrong and (predicted.max() >= len(PALETTE) or index.min() < 0):
+        wrong = ["classes"]
+    elif not wrong and not all(np.isfinite(arrays[name]).all() for name in NAMES[1:3]):
+        wrong = ["finite numbers"]
+    if wrong:
+        shapes = ", ".join(f"{name} {array.shape} of {array.dtype}" for name, array in arrays.items())
+        raise DropoutError(
+            f"{file}: want maps of test images with {' and '.join(wrong)} that fit, got {shapes}; run it again"
+        )
 
 
 def strip(maps: Maps, i: int) -> UInt8[np.ndarray, "h width 3"]:

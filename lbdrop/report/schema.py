@@ -1,7 +1,9 @@
 """What a record may hold, said in a few words that check themselves: a file of another kind is told by the first wrong place.
 
-    run = fields({"seed": whole, "test": fields({"nll": number})}, {"ood": maybe(fields({"entropy": number}))})
-    run("", {"seed": 0, "test": {"nll": "low"}})   # Wrong: test.nll, want a number, got 'low'
+>>> run = fields({"seed": whole, "test": fields({"nll": number})})
+>>> run("", {"seed": 0, "test": {"nll": "low"}})
+Traceback (most recent call last):
+lbdrop.report.schema.Wrong: a finite number as test.nll, got 'low'
 """
 
 import math

@@ -3,7 +3,8 @@
     mean ± s.e.    x̄ ± s/√n over the n seeds of a method
     difference     the same over dᵢ = aᵢ − bᵢ of the seeds two methods share; from three on with d̄ ± t₀.₉₇₅(n−1) · s.e.
 
-Fixed rates (method ``mc``) form a grid: the rate is chosen on mean validation NLL, never on the test set.
+Fixed rates (method ``mc``) form a grid: the rate is chosen on mean validation NLL, never on the test set. So is, of a method
+that was run from several starts or at several speeds of its rates, the one that stands for it.
 """
 
 import math
@@ -159,12 +160,28 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
     summary = {
         "experiment": "cifar10", "kind": "summary", "recipe": runs[0]["recipe"],
         "protocol": sorted({run["protocol"] for run in runs}), "seeds": sorted({run["seed"] for run in runs}),
-        "chosen": chosen, "shown": beside, "rows": rows, "differences": differences,
+        "chosen": chosen, "shown": beside, "leading": _leading([rows[key] for key in beside]), "rows": rows,
+        "differences": differences,
         "paper": {key: dict(zip(("label", "accuracy", "pavpu"), line, strict=True)) for key, line in PAPER.items()},
         "caveats": _caveats(groups),
         "runs": [{n: run[n] for n in ("file", "method", "seed", "settings", "provenance")} for run in ranked],
     }  # fmt: skip
     return summary | {"findings": _findings(summary)}
+
+
+def _base(row: Json) -> str:
+    """What a row is a variant of: a method from any start and at any speed, but each fixed rate for itself."""
+    return row["key"] if row["method"] == "mc" else row["method"].removesuffix("-quick")
+
+
+def _leading(rows: Sequence[Json]) -> list[str]:
+    """Of each method's variants the one with the lowest mean validation NLL."""
+    best: dict[str, Json] = {}
+    for row in rows:
+        other = best.setdefault(_base(row), row)
+        if row["validation"]["nll"]["mean"] < other["validation"]["nll"]["mean"]:
+            best[_base(row)] = row
+    return [row["key"] for row in best.values()]
 
 
 def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
@@ -275,10 +292,12 @@ def judged(value: Json, larger_is_better: bool = True) -> str:
 
 
 def _findings(summary: Json) -> list[str]:
-    rows = [summary["rows"][key] for key in summary["shown"]]
+    rows = [summary["rows"][key] for key in summary["leading"]]
     places = [sentence for name in RANKED if (sentence := _place(rows, name))]
     labels = {key: row["label"] for key, row in summary["rows"].items()}
-    chosen = [d for d in summary["differences"] if d["against"] == summary["chosen"]]
+    chosen = [
+        d for d in summary["differences"] if d["against"] == summary["chosen"] and d["method"] in summary["leading"]
+    ]
     rivals = [sentence for d in summary["differences"] if (sentence := _beside_paper(d, labels))]
     return [*places, *(_against_chosen(d, labels) for d in chosen), *rivals]
 
@@ -294,7 +313,7 @@ def _place(rows: Sequence[Json], name: str) -> str:
     ]
     superlative = "Highest" if measure.larger_is_better else "Lowest"
     sentence = f"{superlative} {RANKED[name]}: {said[0]}, then {said[1]}"
-    place = next((i for i, row in enumerate(ranked) if row["key"] == "lbd-unit"), 0)
+    place = next((i for i, row in enumerate(ranked) if _base(row) == "lbd-unit"), 0)
     return sentence + (f"; {said[place]} is number {place + 1} of {len(ranked)}." if place > 1 else ".")
 
 

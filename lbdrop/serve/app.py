@@ -12,7 +12,7 @@ Whatever is computed is computed by one thread, for many requests at once (:mod:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from lbdrop.serve.batching import Batcher, Full
 from lbdrop.serve.desk import Desk
 from lbdrop.serve.engine import Answer, Engine, Question, Similar
 from lbdrop.serve.forward import NOTHING
-from lbdrop.serve.refusals import BodyGuard, Refused, handle_refusals
+from lbdrop.serve.refusals import BodyGuard, HostGuard, Refused, handle_refusals
 
 __all__ = ["Limits", "create_app"]
 
@@ -54,6 +54,7 @@ FAILURES: dict[int | str, dict[str, Any]] = {
         408: "The body took too long to come.",
         413: "The body is too large.",
         415: "The body is not called JSON.",
+        421: "Asked under a name that is not the service's.",
         422: "JSON of another shape than this one.",
         503: "Too many are waiting; Retry-After says for how long.",
     }.items()
@@ -76,13 +77,19 @@ class Limits:
     """Bytes of a request."""
 
 
-def create_app(recommender: Recommender, titles: dict[str, str] | None = None, limits: Limits | None = None) -> FastAPI:
+def create_app(
+    recommender: Recommender,
+    titles: dict[str, str] | None = None,
+    limits: Limits | None = None,
+    hosts: Collection[str] | None = None,
+) -> FastAPI:
     """The service as an ASGI app, for any server.
 
     Args:
         recommender: fitted or loaded.
         titles: by the text of an item's id; items without one go by their ids.
         limits: how much to take on at a time.
+        hosts: names to be asked under (the ``Host`` of a request); any if ``None``.
     """
     limits = limits or Limits()
     engine = Engine(recommender)
@@ -121,6 +128,8 @@ def create_app(recommender: Recommender, titles: dict[str, str] | None = None, l
     )
     app.state.batcher = batcher
     app.add_middleware(BodyGuard, most=limits.body, seconds=limits.seconds)
+    if hosts is not None:
+        app.add_middleware(HostGuard, names=hosts)  # the last one added is the first to look
     _add_page(app)
 
     @app.post("/recommend", response_model=schemas.Recommended, responses=FAILURES)

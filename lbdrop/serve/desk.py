@@ -59,6 +59,7 @@ class Desk:
                 "k": schemas.BEST,
                 "items": schemas.NAMED,
                 "history_with_reasons": schemas.REASONED,
+                "k_with_reasons": schemas.NAMED,
             },
         }
 
@@ -78,6 +79,10 @@ class Desk:
                 raise Refused(404, "items_to_recommend: want items of the model, got none of them; see /items")
         if asked.reasons:
             self._check_reasoned(people)
+            if asked.k > schemas.NAMED:
+                raise Refused(
+                    422, f"k: want at most {schemas.NAMED} with reasons, got {asked.k}; ask for fewer, or without"
+                )
         return [
             Question(each.history, asked.k, asked.filter_viewed, allowed, reasons=asked.reasons > 0) for each in people
         ]
@@ -90,7 +95,7 @@ class Desk:
                 spread = math.nan if answer.spread is None else answer.spread[place]
                 each["uncertainty"] = None if math.isnan(spread) else round(spread, DIGITS)
                 if reasons:
-                    each["reasons"] = self._reasons(person.history, answer, place)[:reasons]
+                    each["reasons"] = self._reasons(person.history, answer, place, reasons)
             results.append({"user_id": person.user, "items": found, "unknown_items": person.unknown})
         return {"results": results}
 
@@ -178,12 +183,12 @@ class Desk:
             for place, (number, score) in enumerate(zip(answer.items, answer.scores, strict=True))
         ]
 
-    def _reasons(self, history: Numbers, answer: Answer, place: int) -> list[Json]:
+    def _reasons(self, history: Numbers, answer: Answer, place: int, most: int | None = None) -> list[Json]:
         assert answer.effects is not None
         effect = answer.effects[:, place]
         share = np.abs(effect) / (np.abs(effect).sum() or 1.0)
         return [
             self._item(int(history[each]))
             | {"effect": round(float(effect[each]), DIGITS), "share": round(float(share[each]), DIGITS)}
-            for each in np.argsort(-effect, kind="stable")
+            for each in np.argsort(-effect, kind="stable")[:most]
         ]

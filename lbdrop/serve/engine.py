@@ -18,6 +18,7 @@ from torch import Tensor
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend.linear import Popularity
 from lbdrop.recommend.model import Recommender
+from lbdrop.recommend.scoring import popularity
 from lbdrop.recommend.similar import likeness
 from lbdrop.serve.forward import Forward, Numbers, filling
 
@@ -74,6 +75,7 @@ class Engine:
 
     def __init__(self, recommender: Recommender):
         self.model, self.forward = recommender.model_, Forward(recommender)
+        self.popular = popularity(recommender.likes_).float().to(self.forward.device)
         self.compares = not isinstance(recommender.model_, Popularity)
         """Whether the method knows items apart, so that one can be more like an item than another."""
 
@@ -89,6 +91,11 @@ class Engine:
         scores, spread = self.forward([row for question in questions for row in question.histories()])
         whole = np.cumsum([0, *(question.rows for question in questions)])[:-1]
         place = torch.from_numpy(whole).to(scores.device)
+        # Who has nothing gets the most popular. What is left of a history of one item is the model's to say: it is a reason.
+        nothing = place[[not len(question.history) for question in questions]]
+        scores[nothing] = self.popular
+        if spread is not None:
+            spread[nothing] = torch.nan
         chosen = self._chosen(questions, scores[place])
         answers = []
         for question, first, items in zip(questions, whole, chosen, strict=True):

@@ -20,9 +20,8 @@ from torch import Tensor
 from lbdrop.recommend.evaluate import device_of
 from lbdrop.recommend.linear import Linear
 from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.row_masks import row_values
 from lbdrop.recommend.rows import Batch, Rows
-from lbdrop.recommend.scoring import Scored, Scoring, users_at_once, with_fallback
+from lbdrop.recommend.scoring import Scored, Scoring, drawn_masks, log_probabilities, users_at_once
 from lbdrop.recommend.vae import VAE
 
 __all__ = ["NOTHING", "Forward", "Numbers", "filling"]
@@ -37,12 +36,9 @@ class Forward:
 
     def __init__(self, recommender: Recommender):
         self.items, self.device = len(recommender.items_), device_of(recommender.model_)
-        samples = recommender._samples(None)
-        nothing = self._batch([NOTHING])
-        popular = recommender._scored(0)(nothing).scores[0]  # the library's answer to who has nothing
-        self.samples = samples
-        self.scored = with_fallback(every_mask(recommender.model_, samples, recommender.seed), popular)
-        self.at_once = max(1, users_at_once(self.items) // max(samples, 1))
+        self.samples = recommender.samples()
+        self.scored = every_mask(recommender.model_, self.samples, recommender.seed)
+        self.at_once = max(1, users_at_once(self.items) // max(self.samples, 1))
         """Histories in one pass at most; more would not fit the memory that a table of scores may take."""
 
     @torch.no_grad()
@@ -65,18 +61,13 @@ def every_mask(model: VAE | Linear, samples: int, seed: int) -> Scoring:
     if isinstance(model, Linear):
         return lambda batch: Scored(model.scores(_repeated(batch, 1))[: batch.size])
     model.eval()
-    logit = model.masks.logit
-    if samples == 0 or logit is None:
+    masks = drawn_masks(model, samples, seed)
+    if masks is None:
         return lambda batch: Scored(model.scores(_repeated(batch, 1), samples=0)[: batch.size])
-    # Drawn as scoring draws them, and so the same.
-    every = logit.detach().cpu().expand(model.items)
-    masks = model.masks.draw(samples, every, torch.Generator().manual_seed(seed)).to(logit.device)
 
     def scored(batch: Batch) -> Scored:
-        rows = _repeated(batch, samples)
-        mask = masks.index_select(1, batch.item).view(1, -1)
-        values = row_values(mask, model.masks.logits(rows), rows, model.settings, logit.dtype)
-        each = model.log_probabilities(model(rows, values))[: samples * batch.size].view(samples, batch.size, -1)
+        found = log_probabilities(model, _repeated(batch, samples), masks.index_select(1, batch.item).flatten())
+        each = found[: samples * batch.size].view(samples, batch.size, -1)
         most = each.amax(0)
         each -= most  # of values alike: no digits are lost
         # Added one by one: a sum over an outer axis rounds differently with the size of the inner ones.

@@ -45,7 +45,7 @@ function search() {
   if (!words) return close();
   const mine = (searching = new AbortController());
   attempt(async () => {
-    const answer = await ask(`items?limit=${8 + chosen.size}&query=${encodeURIComponent(words)}`, undefined, mine.signal);
+    const answer = await ask(`items?limit=${Math.min(8 + chosen.size, 100)}&query=${encodeURIComponent(words)}`, undefined, mine.signal);
     searching = null;
     offer(answer.items.filter((item) => !chosen.has(item.item_id)).slice(0, 8));
     if (!offered.length) {
@@ -110,7 +110,6 @@ query.addEventListener("keydown", (event) => {
     takeFirst = true; // as soon as it is found
     clearTimeout(pause);
     search();
-    takeFirst = true;
   } else if (event.key === "Escape") {
     close();
   } else if (event.key === "Backspace" && !query.value && chosen.size) {
@@ -153,6 +152,7 @@ function show() {
   const mine = (asking = new AbortController());
   found.classList.add("waiting");
   attempt(async () => {
+    facts ??= await ask("model"); // who is quick asks before the page knows what it shows
     const answer = await ask("recommend", { histories: [[...chosen.keys()]], k: 10, reasons: 3 }, mine.signal);
     draw(answer.results[0].items);
     found.classList.remove("waiting");

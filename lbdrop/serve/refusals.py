@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from lbdrop.serve.schemas import Explain, Recommend, SimilarTo
 
-__all__ = ["BodyGuard", "Refused", "failure", "handle_refusals", "shown"]
+__all__ = ["BodyGuard", "HostGuard", "Refused", "failure", "handle_refusals", "shown"]
 
 SEE = "see /openapi.json"
 TYPES = ("int_type", "string_type")
@@ -122,6 +123,28 @@ def sentence(errors: Sequence[Mapping[str, Any]], body: type[BaseModel] | None) 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+class HostGuard:
+    """Answers under these names alone: a page elsewhere whose own name was made to lead here (DNS rebinding) reads nothing."""
+
+    def __init__(self, app: Any, names: Collection[str]):
+        self.app, self.names = app, {name.lower() for name in names}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+            if self._name(host) not in self.names:
+                wanted = ", ".join(sorted(self.names))
+                told = f"Host: want one of {wanted}, got {shown(host)}; start the service with --allow-host for another"
+                return await failure(421, told, {"Connection": "close"})(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def _name(self, host: str) -> str | None:
+        try:
+            return urlsplit(f"//{host}").hostname
+        except ValueError:
+            return None
 
 
 class BodyGuard:

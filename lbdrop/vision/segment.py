@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lbdrop import masks
+from lbdrop import masks, processes
 from lbdrop.errors import DropoutError
 from lbdrop.objective import Objective, parameter_groups
 from lbdrop.vision.camvid import VOID
@@ -76,6 +76,10 @@ class Segmenter(Classifier):
         recorded: bool | None = None,
     ):
         super().__init__(network, objective, schedule, steps, seed)
+        if processes.count() > 1:  # no wrapper sees the backward pass of a step that is made here
+            raise DropoutError(
+                f"processes: want 1 to train a segmentation network, got {processes.count()}; start it alone"
+            )
         self.plan = schedule
         self.automatic_optimization = False  # a recording holds the backward pass and the optimiser too
         on_gpu = next(network.parameters()).is_cuda

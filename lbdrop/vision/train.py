@@ -81,7 +81,8 @@ class Classifier(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         # Without an objective, the plain loop that everybody writes: what time is compared with.
         if self.objective is None:
-            return losses(self.network, *batch).mean()
+            with processes.own_randomness(batch[0].device):
+                return losses(self.network, *batch).mean()
         return self.objective(losses, *batch)
 
     def configure_optimizers(self) -> Any:

@@ -55,6 +55,7 @@ def test_own_files_are_prepared_as_told_and_counted(
     assert data.to_frame().equals(wanted.to_frame())
     for name, count in {"rows read": 600, "events": wanted.rows.nnz, "users": len(wanted.users)}.items():
         assert any(name in line and f"{count:,}" in line for line in result.output.splitlines()), name
+    assert "published" not in result.output  # nobody has
 
 
 def test_the_folder_fits_the_model_that_the_files_fit(frame: pl.DataFrame, events: Path, tmp_path: Path) -> None:

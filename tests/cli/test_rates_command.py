@@ -143,8 +143,8 @@ def linear(path: Path) -> Path:
     [
         (plain, "want learned rates"),
         (baked, "before bake or prune"),
-        (whole, "save the state alone"),
-        (text, "want safetensors"),
+        (whole, "got objects, which might run code; save the state alone"),
+        (text, "got a file that is damaged, or of another kind"),
         (linear, "want a method with masks"),
         (lambda path: path / "nowhere", "nothing there"),
         (lambda path: path, "want a saved recommender or *.safetensors"),

@@ -132,6 +132,7 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
         (("evaluate", model, shop / "likes.csv"), "want users with items to find"),
         (("score", model, tmp_path / "plain.csv", *out), "without ['user_id', 'item_id']"),
         (("score", model, "--out", tmp_path), "want a new or empty folder, or one of scores alone"),
+        (("score", model, shop / "later.csv", "--out", shop), "want another place than that of the histories"),
         (("score", model, *out, "--engine", "spark"), "engine: want one of local, ray, got 'spark'"),
         (("score", model, *out, "--address", "auto"), "address: want it with engine='ray' alone"),
         (("similar", model, "gold"), "1 unknown, the first 'gold'"),

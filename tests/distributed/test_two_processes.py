@@ -79,6 +79,11 @@ def test_the_same_seed_gives_every_process_masks_of_its_own(two: list[dict[str, 
     assert 0.2 < float((first != second).double().mean()) < 0.6  # keep .7: .42 of independent masks differ
 
 
+def test_masks_of_an_ordinary_dropout_are_each_processs_own_too(two: list[dict[str, Any]]) -> None:
+    first, second = (found["plain masks"] for found in two)
+    assert 0.4 < float((first != second).double().mean()) < 0.6
+
+
 def test_parts_of_a_batch_under_no_sync_add_up(two: list[dict[str, Any]]) -> None:
     assert max(found["accumulated"] for found in two) < 1e-12
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lbdrop import DropoutError, LearnableDropout, Objective, processes
 from lbdrop.cli import app
+from lbdrop.vision.train import Classifier, Schedule
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -30,6 +31,16 @@ def masks_of_a_seed() -> Tensor:
     torch.manual_seed(0)
     objective(work.losses, *work.data()).backward()
     return drawn[0].z
+
+
+def plain_masks() -> Tensor:
+    """What an ordinary dropout drops in a step without an objective."""
+    network, seen = nn.Sequential(nn.Dropout(0.5), nn.Linear(200, 3)), []
+    network[0].register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    module = Classifier(network, None, Schedule(1, lr=0.1, rate_lr=0.1), steps=1, seed=0)
+    module.on_train_epoch_start()
+    module.training_step((torch.ones(3, 200), torch.arange(3)), 0)
+    return seen[0]
 
 
 def accumulated(rank: int) -> float:
@@ -99,6 +110,7 @@ def main(folder: Path) -> None:
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
     result["tuned"] = [work.tuned_gradients(rank, ranks, wrapped=each) for each in (True, False)]
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
+    result["plain masks"] = plain_masks()
     result["measured"], result["streamed"] = work.measured(shared=True), work.streamed(rank, ranks)
     result["alone"] = looked_at_alone()
     for name in work.FITS:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from experiments.camvid import measure, recipes
 from lbdrop.cli import app
 from lbdrop.dropout import noise_layers
+from lbdrop.errors import DropoutError
 from lbdrop.models.tiramisu import Plan
 from lbdrop.vision import segment
 from lbdrop.vision.camvid import VOID, CamVid, Scenes
@@ -197,3 +198,10 @@ def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.M
     wrong = CliRunner().invoke(app, ["reproduce", "camvid", "--method", "magic", "--out", str(tmp_path)])
     assert wrong.exit_code == 1
     assert "want one of lbd" in wrong.output
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    schedule = segment.SegmentationSchedule(1, 1e-3, 1e-3)
+    with pytest.raises(DropoutError, match="processes: want 1 to train a segmentation network, got 2; start it alone"):
+        segment.Segmenter(recipes.build(SMALL), None, schedule, 1, 0)

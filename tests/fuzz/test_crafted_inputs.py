@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from benchmarks.fuzz import READERS, check
 from benchmarks.fuzz_changes import HOSTILE, Files
+from lbdrop.archives import read_npz
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 from lbdrop.vision.batches import Batches
@@ -271,3 +272,28 @@ def test_arrays_of_wrong_kinds_are_told_by_their_name() -> None:
     np.savez(made, user=np.zeros(3), item=np.zeros(3, int), rating=np.zeros(3), titles=np.array(["a"]))
     said = check("prepare: ml-1m.npz", Files({"ml-1m.npz": made.getvalue()}))
     assert "ml-1m.npz: want user as a vector of kind 'iu', got float64 of shape (3,)" in said
+
+
+def test_a_demos_contestant_of_an_unhashable_kind_is_refused() -> None:
+    record = json.loads(files("report: demo")["result.json"])
+    record["contestants"][0]["kind"] = [1]
+    assert "contestants[0].kind, got [1]" in check("report: demo", {"result.json": json.dumps(record).encode()})
+
+
+@pytest.mark.parametrize(
+    "maps",
+    [
+        {"entropy": np.float16(1)},
+        {"entropy": np.full((2, 8, 10), np.nan, np.float16)},
+        {"predicted": np.full((2, 8, 10), 99, np.uint8)},
+        {"index": np.array([[0, 5]])},
+        {"index": np.array([-1, 5])},
+    ],
+)
+def test_maps_of_scenes_that_cannot_be_drawn_are_refused(maps: dict[str, Any]) -> None:
+    found, made = files("report: CamVid"), io.BytesIO()
+    arrays: dict[str, Any] = {**read_npz(io.BytesIO(found["fast-lbd-seed0.npz"])), **maps}
+    np.savez(made, **arrays)
+    assert "fast-lbd-seed0.npz: want maps of test images with" in check(
+        "report: CamVid", found | {"fast-lbd-seed0.npz": made.getvalue()}
+    )

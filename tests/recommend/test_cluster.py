@@ -28,7 +28,7 @@ model.progress = False
 streaming.ROWS = 20 * 20  # 20 users a part
 model.score_to(folder / "local", k=20, samples=60)
 whole = len(list((folder / "local").iterdir()))
-told = {"parts": whole}
+told, over = {"parts": whole}, threading.Event()
 
 def workers_of(node):
     raylet, found = node.all_processes["raylet"][0].process.pid, 0
@@ -45,6 +45,8 @@ def kill_one(cluster, node):
         return len(list(folder.glob("ray.unfinished/*/parts/part-*.parquet")))
     seen = None
     while seen is None or done() < seen + 4:  # both are at work
+        if over.is_set():
+            return  # too late: told lacks what the test wants
         if seen is None and workers_of(node) and done():
             seen = done()
         time.sleep(0.01)
@@ -56,6 +58,7 @@ with ray_cluster(2, _system_config=quick) as cluster:
     killer = threading.Thread(target=kill_one, args=(cluster, list(cluster.worker_nodes)[0]))
     killer.start()
     model.score_to(folder / "ray", k=20, samples=60, engine="ray", address=cluster.address)
+    over.set()
     killer.join()
 (folder / "told.json").write_text(json.dumps(told))
 """

@@ -27,7 +27,7 @@ def test_fit_and_score_survive_twenty_kills_each_bit_for_bit(tmp_path: Path) -> 
         faults, checked = found[verb]["faults"], found[verb]["checked"]
         assert faults["moment"] + faults["operation"] == KILLS
         assert sum(found[verb]["operations killed at"].values()) == faults["operation"]
-        assert checked["states found by the last call"] > 0
+        assert checked["states left by a fault"] > 0
         assert checked["results the same to the last bit"] > 0
 
 

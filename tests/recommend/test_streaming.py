@@ -138,6 +138,10 @@ def test_rows_that_polars_cannot_read_are_one_line(model: Recommender, tmp_path:
     nulls = pl.LazyFrame({"user_id": [1] * 600, "item_id": [*range(599), None]})
     with pytest.raises(DropoutError, match="item_id: want no null"):
         model.score_to(tmp_path / "scores", nulls)
+    with pytest.raises(DropoutError, match="want the columns 'user_id' and 'item_id', got .'who'. without"):
+        model.score_to(tmp_path / "scores", pl.LazyFrame({"who": [1]}))
+    with pytest.raises(DropoutError, match="k: want at least 1, got 0"):
+        model.score_to(tmp_path / "scores", k=0)
     assert [each.name for each in tmp_path.iterdir()] == ["bad.csv"]
 
 
@@ -146,6 +150,10 @@ def test_nothing_but_scores_is_ever_replaced(model: Recommender, tmp_path: Path)
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(DropoutError, match="mine: want a new or empty folder, or one of scores alone"):
         model.score_to(tmp_path / "mine")
+    (tmp_path / "theirs").mkdir()  # of another program, which calls its parts almost as we do
+    (tmp_path / "theirs" / "part-00000-7c1d.snappy.parquet").write_text("years of events")
+    with pytest.raises(DropoutError, match="theirs: want a new or empty folder, or one of scores alone"):
+        model.score_to(tmp_path / "theirs")
     (tmp_path / "scores.parquet").mkdir()
     with pytest.raises(DropoutError, match="want a file, got a folder"):
         model.score_to(tmp_path / "scores.parquet")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
-from lbdrop.report import cifar10, tables
+from lbdrop.report import charts, cifar10, tables
 from lbdrop.report.page import document
 from lbdrop.report.runs import read
 from lbdrop.report.script import SCRIPT
@@ -323,3 +323,31 @@ def test_wrong_paths_and_doubled_runs_are_named(tmp_path: Path):
     (folder / "again.json").write_text(json.dumps(fake("lbd-unit", 1) | {"recipe": "paper"}))
     with pytest.raises(DropoutError, match="fast, paper"):
         read([folder])
+
+
+def test_of_a_methods_starts_and_speeds_the_one_that_validation_prefers_stands_for_it() -> None:
+    runs = [fake("mc", seed, 0.3) for seed in range(3)]
+    for variant, rate, validation in (("", 0.5, 0.3), ("", 0.1, 0.2), ("-quick", 0.1, 0.1), ("-quick", 0.5, 0.4)):
+        for seed in range(3):
+            run = fake("lbd-unit", seed, rate)
+            run["validation"]["nll"] = validation
+            run["test"]["nll"] = 0.5 - validation  # the test set would choose another
+            runs.append(run | {"method": f"lbd-unit{variant}", "label": f"LBD{variant}"})
+    summary = summarise(runs)
+    assert summary["leading"] == ["lbd-unit-quick@0.1", "mc@0.3"]
+    assert len(summary["shown"]) == 5
+    page = document([cifar10.chapter(summary)])
+    assert "All 5 rows" in page
+    assert page.partition('class="legend"')[2].partition("</ul>")[0].count("<li ") == 2
+    assert not any("from 0.5" in sentence for sentence in summary["findings"])
+
+
+def test_no_two_lines_of_one_colour_have_the_same_dash() -> None:
+    rows = [
+        {"key": str(n), "label": str(n), "method": method}
+        for n, method in enumerate(["lbd-unit"] * 4 + ["lbd-model", "mc", "mc"])
+    ]
+    found = charts.told_apart(rows)
+    looks = [(charts.family(row), row["dash"]) for row in found]
+    assert len(set(looks)) == len(looks)
+    assert found[0]["dash"] == found[5]["dash"] == ""

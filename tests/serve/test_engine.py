@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lbdrop.recommend import Recommender
+from lbdrop.recommend.shop import Shop
 from lbdrop.serve.engine import Answer, Engine, Question, Similar
 
 
@@ -50,6 +51,24 @@ def test_reasons_are_the_librarys_explanations(engine: Engine, fitted: Recommend
         own = fitted.explain(4, item).sort("item_id")
         mine = dict(zip(fitted.items_.gather(history(fitted, 4)), answer.effects[:, place], strict=True))
         np.testing.assert_allclose([mine[each] for each in own["item_id"]], own["effect"], atol=5e-5)
+
+
+@pytest.mark.parametrize("method", ["sivae-lbd", "ease"])
+def test_the_reason_of_a_single_like_is_the_librarys_too(method: str, shop: Shop) -> None:
+    options = {} if method == "ease" else {"epochs": 1, "patience": None, "progress": False}
+    model = Recommender(method, device="cpu", **options).fit(shop.interactions)
+    (answer,) = Engine(model)([Question(np.array([5]), about=np.array([7]), reasons=True)])
+    assert answer.effects is not None
+    own = model.explain([model.items_[5]], model.items_[7])
+    np.testing.assert_allclose(answer.effects[:, 0], own["effect"], atol=5e-5)
+
+
+def test_who_has_nothing_gets_what_most_people_like(engine: Engine, fitted: Recommender) -> None:
+    nobody, somebody = engine([Question(np.empty(0, np.int64), 80), Question(history(fitted, 0), 80)])
+    likes = fitted.likes_ + 1
+    np.testing.assert_allclose(nobody.scores, np.log(np.sort(likes)[::-1] / likes.sum()), rtol=1e-5)
+    assert np.isnan(nobody.spread or []).all()
+    assert not np.isnan(somebody.spread or [np.nan]).any()
 
 
 def test_named_items_are_answered_in_the_order_they_were_named(engine: Engine, fitted: Recommender) -> None:

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lbdrop.cli import app
-from lbdrop.cli.serve import serve
+from lbdrop.cli.serve import names, serve
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.shop import Shop
 
@@ -65,9 +65,10 @@ def test_it_says_where_it_is_answers_and_ends_with_ctrl_c_when_all_is_answered(
     with httpx.Client(base_url=url, timeout=30) as client:
         assert until_ready(client)
         assert client.get("items", params={"query": "alder"}).json()["items"][0]["title"].startswith("Alder")
+        assert client.get("model", headers={"Host": "rebound.example"}).status_code == 421
         # Over a thousand histories to score: still at it when the signal comes.
         body = json.dumps({"users": list(range(40)), "k": 5, "reasons": 3}).encode()
-        head = f"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         port = int(url.rstrip("/").rpartition(":")[2])
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
         for each in waiting:
@@ -109,6 +110,13 @@ def test_a_broken_model_is_one_line(model: Path, tmp_path: Path) -> None:
 
 def test_no_titles_are_one_line(model: Path, tmp_path: Path) -> None:
     assert "want a file of titles" in refused(model, "--titles", tmp_path / "titles.csv", "--port", "0")
+
+
+def test_where_only_this_machine_can_ask_only_its_names_are_answered() -> None:
+    assert "localhost" in (names("127.0.0.1", []) or [])
+    assert "shop.example" in (names("::1", ["shop.example"]) or [])
+    assert names("0.0.0.0", []) is None
+    assert names("0.0.0.0", ["shop.example"]) == ["shop.example"]
 
 
 def test_it_listens_to_this_machine_alone_unless_told() -> None:

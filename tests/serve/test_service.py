@@ -136,6 +136,7 @@ WRONG = [
     ("/recommend", {"users": [1], "items_to_recommend": ["x"]}, 404, "items_to_recommend: want items of the model"),
     ("/recommend", {"users": [1], "items_to_recommend": ["x"], "ignore_unknown": True}, 404, "got none of them"),
     ("/recommend", {"users": list(range(100)), "reasons": 3}, 422, "reasons: want histories of at most 500 items"),
+    ("/recommend", {"users": [1], "k": 101, "reasons": 1}, 422, "k: want at most 100 with reasons, got 101"),
     ("/recommend", [], 422, "body: want a JSON object, got a list of 0"),
     ("/explain", {"user": 1}, 422, "items: want a value, got nothing"),
     ("/explain", {"user": 1, "items": []}, 422, "items: want at least 1"),
@@ -294,6 +295,26 @@ def test_a_method_that_knows_no_items_apart_says_so(fitted: Recommender) -> None
         assert (wrong.status_code, "got 'popularity'" in wrong.json()["error"]) == (422, True)
         (user,) = client.post("/recommend", json={"users": [1], "k": 2}).json()["results"]
         assert [item["uncertainty"] for item in user["items"]] == [None, None]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000"])
+def test_a_name_of_the_service_is_answered(host: str, fitted: Recommender) -> None:
+    with TestClient(create_app(fitted, hosts=["localhost", "127.0.0.1", "::1"])) as client:
+        assert client.get("/model", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "evil.example:8000", "", "[", "localhost@evil"]
+)
+def test_a_page_whose_name_was_made_to_lead_here_reads_nothing(host: str, fitted: Recommender) -> None:
+    app = create_app(fitted, hosts=["localhost", "127.0.0.1", "::1"])
+    with TestClient(app) as client:
+        for answer in (
+            client.get("/model", headers={"Host": host}),
+            client.post("/recommend", json={"users": [0]}, headers={"Host": host}),
+        ):
+            assert answer.status_code == 421
+            assert "--allow-host" in answer.json()["error"]
 
 
 def test_the_same_request_gives_the_same_bytes_in_any_company(client: TestClient) -> None:
