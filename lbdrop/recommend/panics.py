@@ -10,9 +10,15 @@ from contextlib import contextmanager
 
 import polars as pl
 
-__all__ = ["no_panic"]
+__all__ = ["as_interrupt", "no_panic"]
 
 _ALONE = threading.RLock()  # the process has one stderr
+
+
+def as_interrupt(error: BaseException) -> BaseException:
+    """The error itself; but Ctrl-C while polars is in Python, which is a panic to it, is Ctrl-C again."""
+    panic = isinstance(error, pl.exceptions.PanicException)
+    return KeyboardInterrupt() if panic and "<class 'KeyboardInterrupt'>" in str(error) else error
 
 
 @contextmanager
@@ -31,6 +37,8 @@ def no_panic() -> Iterator[None]:
             yield
         except pl.exceptions.PanicException as error:
             panicked = True
+            if as_interrupt(error) is not error:
+                raise KeyboardInterrupt from None
             raise pl.exceptions.ComputeError(str(error).splitlines()[0] if str(error) else "a panic") from error
         finally:
             if kept is not None:

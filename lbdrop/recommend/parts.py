@@ -13,6 +13,7 @@ from typing import TypeVar
 import polars as pl
 
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.panics import as_interrupt
 
 __all__ = ["find_parts", "reading", "scan_parts", "survives", "whole_numbers"]
 
@@ -61,6 +62,8 @@ def reading(path: str | Path, *, writing: bool = False) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        if as_interrupt(error) is not error:
+            raise KeyboardInterrupt from None
         if writing and isinstance(error, OSError):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -30,6 +30,7 @@ from lbdrop.recommend.answers import ranked
 from lbdrop.recommend.asking import Asked, Question
 from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.histories import Histories, Spool, histories_of, of_ids
+from lbdrop.recommend.panics import as_interrupt
 from lbdrop.recommend.scoring import Best
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def score_to(
             task = bar.add_task("", total=len(histories), completed=len(histories) - len(left))
             (engine or here)(model, histories, question, folder, left, lambda share: bar.advance(task, share))
             rows = _finish(path, [parts / part_name(number) for number in range(len(histories))])
-        except BaseException as error:
+        except BaseException as found:
+            error = as_interrupt(found)
             done = sum(map(_is_part, parts.iterdir())) if parts.exists() else 0
             if not done:
                 remove(work)
@@ -107,7 +109,7 @@ def score_to(
                 raise KeyboardInterrupt(
                     f"stopped after {done} of {len(histories)} parts, which are in {work}: the same call goes on from there"
                 ) from None
-            raise
+            raise error from error.__cause__
         remove(work)
     return rows
 

@@ -1,11 +1,17 @@
 """A panic of polars is an error like others, and stderr keeps what else was written to it."""
 
 import os
+from pathlib import Path
 
 import polars as pl
 import pytest
 
+from lbdrop.recommend import Recommender
+from lbdrop.recommend.asking import Question
 from lbdrop.recommend.panics import no_panic
+from lbdrop.recommend.parts import reading
+from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.streaming import score_to
 
 
 def test_a_panic_is_an_error_and_its_text_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
@@ -13,6 +19,24 @@ def test_a_panic_is_an_error_and_its_text_is_gone(capfd: pytest.CaptureFixture[s
         os.write(2, b"thread 'x' panicked at crates/polars\nnote: run with RUST_BACKTRACE=1\n")
         raise pl.exceptions.PanicException("invalid num_bits 82\nmore")
     assert capfd.readouterr().err == ""
+
+
+def test_control_c_within_polars_is_control_c(tmp_path: Path) -> None:
+    panic = pl.exceptions.PanicException(
+        "called `Result::unwrap()` on an `Err` value: PyErr { type: <class 'KeyboardInterrupt'>, value: … }"
+    )
+    with pytest.raises(KeyboardInterrupt), no_panic():
+        raise panic
+    with pytest.raises(KeyboardInterrupt), reading(tmp_path):
+        raise panic
+
+    def stopped(*_: object) -> None:
+        raise panic
+
+    model = Recommender("popularity", progress=False).fit(generate_shop(users=20, items=10, groups=2).interactions)
+    with pytest.raises(KeyboardInterrupt):
+        score_to(model, tmp_path / "scores", None, Question(3), engine=stopped)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> None:
