@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,12 +150,23 @@ def _watched(model: Recommender, likes: pl.DataFrame, rows: int, k: int, folder:
     ]
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "lbdrop", *map(str, call)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"lbdrop {' '.join(map(str, call))}: exit status {status}")
+    peak = _peak_bytes(process)
+    if process.returncode:
+        raise RuntimeError(f"lbdrop {' '.join(map(str, call))}: exit status {process.returncode}")
     found = pl.scan_parquet(out).select(pl.len(), pl.col("user_id").n_unique()).collect().row(0)
     return {"rows": rows, "users": found[1], "scored": found[0], "seconds": time.perf_counter() - start,
-            "peak_bytes": usage.ru_maxrss * 1024}  # fmt: skip
+            "peak_bytes": peak}  # fmt: skip
+
+
+def _peak_bytes(process: subprocess.Popen[bytes]) -> int:
+    """The most that a process held until it ended; getrusage would count what this one held when it started it."""
+    peak = 0
+    while process.poll() is None:
+        with suppress(OSError, IndexError):  # it may end between the question and the answer
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max(peak, 1024 * int(status.partition("VmHWM:")[2].split()[0]))
+        time.sleep(0.05)
+    return peak
 
 
 if __name__ == "__main__":
