@@ -139,3 +139,33 @@ def test_the_numbers_of_the_reliability_page_on_big_data_are_those_of_its_result
     assert f"| {record['prepare']['peak_bytes'] / 1e9:.1f} GB |" in page
     assert f"| {record['train']['peak_bytes'] / 1e9:.1f} GB, of which" in page
     assert f"| {record['train']['bytes_of_one_dense_table'] / 1e9:.1f} GB; the plain loss" in page
+
+
+def test_the_numbers_of_the_reliability_page_on_service_processes_scoring_and_faults_are_those_of_their_results() -> (
+    None
+):
+    page = (ROOT / "docs/reliability.md").read_text()
+    found = {
+        name: json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        for name in ("service", "processes-cpu", "scoring", "faults")
+    }
+    for level in found["service"]["levels"]:
+        assert (
+            f"| {level['clients']} | {level['requests_per_second']:.0f} | {level['p50_ms']:.1f} | {level['p99_ms']:.1f} | 0 |"
+            in page
+        )
+        assert level["requests"] == level["answered"]
+    one, two = (found["processes-cpu"]["processes"][ranks] for ranks in "12")
+    assert (
+        f"{two['seconds']:.2f} s and one of a single process with one thread {one['seconds']:.2f} s: {two['speed']:.2f} ×"
+        in page
+    )
+    for engine in ("one process", "ray"):
+        assert f"| {found['scoring'][engine]['users_per_second']:,.0f} |" in page
+    for watched in found["scoring"]["memory"]:
+        assert f"{watched['peak_bytes'] / 2**20:,.0f} MiB" in page
+    for verb in ("fit", "score"):
+        faults, checked = found["faults"][verb]["faults"], found["faults"][verb]["checked"]
+        kinds = " | ".join(str(faults[kind]) for kind in ("moment", "operation", "Ctrl-C", "full disk"))
+        whole, same = checked["outputs after a fault, whole"], checked["results the same to the last bit"]
+        assert f"| {verb} | {kinds} | {whole} | {same} |" in page
