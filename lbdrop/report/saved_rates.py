@@ -7,7 +7,6 @@ of a recommender. Weights stay on the disk where the format allows it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -99,7 +98,7 @@ def _file(path: Path) -> dict[str, Tensor]:
     except ModuleNotFoundError as error:
         raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[vision]'") from error
     except Exception as error:  # damaged files fail in many ways
-        whole = isinstance(error, UnpicklingError)  # torch's own words are of what to do to run it
+        whole = type(error).__name__ == "UnpicklingError"  # torch's own words are of what to do to run it
         got = "objects, which might run code" if whole else "a file that is damaged, or of another kind"
         raise DropoutError(
             f"{path}: want safetensors, or a state written by torch.save(model.state_dict(), …) or by Lightning, got {got};"
