@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.models.images import check_images
 
 __all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics"]
 
@@ -135,7 +136,7 @@ class FCDenseNet(nn.Module):
         self._initialise(generator)
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes height width"]:
-        self._check(images)
+        check_images(images, SMALLEST)
         x, skips = self.first(images), []
         for block in self.down:
             x, skip = block(x)
@@ -144,15 +145,6 @@ class FCDenseNet(nn.Module):
         for block in self.up:
             x = block(x, skips.pop())
         return self.head(x)
-
-    def _check(self, images: Tensor) -> None:
-        if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < SMALLEST:
-            raise DropoutError(
-                f"images: want shape (batch, 3, height, width) with sides of at least {SMALLEST}, got"
-                f" {tuple(images.shape)}; resize them first"
-            )
-        if not images.is_floating_point():
-            raise DropoutError(f"images: want floating point in [0, 1], got {images.dtype}; divide bytes by 255")
 
     def _initialise(self, generator: torch.Generator | None) -> None:
         for module in self.modules():

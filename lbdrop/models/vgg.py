@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lbdrop.archives import read_npz
 from lbdrop.errors import DropoutError
+from lbdrop.models.images import check_images
 
 __all__ = ["VGG", "Pre"]
 
@@ -46,13 +47,7 @@ class Pre(nn.Module):
         self.register_load_state_dict_pre_hook(_imagenet_unless_given)
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < SMALLEST:
-            raise DropoutError(
-                f"images: want shape (batch, 3, height, width) with sides of at least {SMALLEST}, got"
-                f" {tuple(images.shape)}; resize them first"
-            )
-        if not images.is_floating_point():
-            raise DropoutError(f"images: want floating point in [0, 1], got {images.dtype}; divide bytes by 255")
+        check_images(images, SMALLEST)
         return F.conv2d(images, self.weight, self.bias)
 
 
