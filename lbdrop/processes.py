@@ -8,6 +8,7 @@ the model many times in a step, so the whole step takes the place of that one pa
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -17,7 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["count", "is_first", "own_device", "own_randomness", "rank", "synchronised", "through", "unwrapped"]
+__all__ = [
+    "check_agreement",
+    "count",
+    "is_first",
+    "own_device",
+    "own_randomness",
+    "rank",
+    "synchronised",
+    "through",
+    "unwrapped",
+]
 
 Result = TypeVar("Result")
 
@@ -65,6 +76,20 @@ def own_randomness(device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed + dist.get_rank())
         yield
+
+
+def check_agreement(epochs: int, checkpoints: Path, device: torch.device) -> None:
+    """An error where processes would go on from different epochs: they would wait for each other for ever."""
+    if count() == 1:
+        return
+    mean = torch.tensor(float(epochs), device=device)
+    dist.all_reduce(mean)
+    mean = float(mean) / count()
+    if mean != epochs:
+        raise DropoutError(
+            f"{checkpoints}: want a folder that all processes see, got one that holds {epochs} epochs for this process and"
+            f" {mean:.2f} on average; put it on a file system that all machines share"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ wrappers

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lbdrop import processes
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import checkpoints as states
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
@@ -110,7 +111,8 @@ def fit(
     if checkpoints is not None and (found := states.load(checkpoints, model, run.optimizer, identity)) is not None:
         record, best = found
         history, run.step = History(record["epochs"], record["best"], record["stopped"]), record["step"]
-    _check_agreement(fabric, len(history.epochs), checkpoints)
+    if checkpoints is not None:
+        processes.check_agreement(len(history.epochs), checkpoints, fabric.device)
     with _bar(s.epochs, len(history.epochs), progress and fabric.is_global_zero) as advance:
         try:
             while len(history.epochs) < s.epochs and not history.stopped:
@@ -165,18 +167,6 @@ def _check(
         raise DropoutError("rule='self-tuning': want validation users with held-out items, got none; rates follow them")
     if validate_every < 1 or held_out_every < 1:
         raise DropoutError(f"validate_every, held_out_every: want at least 1, got {validate_every}, {held_out_every}")
-
-
-def _check_agreement(fabric: Any, epochs: int, checkpoints: Path | None) -> None:
-    """Processes that would go on from different epochs would wait for each other for ever."""
-    if fabric.world_size == 1 or checkpoints is None:
-        return
-    mean = float(fabric.all_reduce(torch.tensor(float(epochs), device=fabric.device), reduce_op="mean"))
-    if mean != epochs:
-        raise DropoutError(
-            f"{checkpoints}: want a folder that all processes see, got one that holds {epochs} epochs for this process and"
-            f" {mean:.2f} on average; put it on a file system that all machines share"
-        )
 
 
 def _where_it_stopped(history: History, checkpoints: Path | None) -> str:

@@ -136,8 +136,11 @@ class _History(Callback):
 class _Saved(Checkpoint):
     """The whole state after every so many epochs and the last, in one file that is always the latest."""
 
-    def __init__(self, path: Path, every: int):
-        self.path, self.every = path, every
+    def __init__(self, path: Path, every: int, done: int):
+        self.path, self.every, self.done = path, every, done
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        processes.check_agreement(self.done, self.path.parent, trainer.strategy.root_device)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         done = trainer.current_epoch + 1
@@ -145,6 +148,7 @@ class _Saved(Checkpoint):
             # All processes take part in saving, one writes.
             with replacing(self.path) if trainer.is_global_zero else nullcontext(self.path) as path:
                 trainer.save_checkpoint(path)
+            trainer.strategy.barrier()  # whoever looks for the file from here on finds it
 
 
 class _Share:
@@ -166,8 +170,8 @@ class _Share:
             yield tuple(part[self.rank :: self.ranks] for part in batch)
 
 
-def _check_state(path: Path, module: nn.Module) -> None:
-    """One line about a state that is damaged, or another network's; what it holds is numbers, and nothing in it runs."""
+def _epochs_done(path: Path, module: nn.Module) -> int:
+    """Of the state in a file, which is numbers, and nothing in it runs; one line if it is damaged, or another network's."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         saved = {name: tuple(tensor.shape) for name, tensor in found["state_dict"].items()}
@@ -179,6 +183,7 @@ def _check_state(path: Path, module: nn.Module) -> None:
     if missing or differing:
         what = f"nothing of {min(missing)}" if missing else f"{differing[0]} of shape {saved.get(differing[0])}"
         raise DropoutError(f"{path}: want the state of this run, got {what}; delete it to start anew")
+    return found["epoch"]
 
 
 def _wait(network: nn.Module) -> None:
@@ -227,10 +232,11 @@ def train(
     """What :func:`fit` does, of a module of one's own; its state is kept after every ``save_every`` epochs."""
     history = _History()
     callbacks: list[Any] = [history]
-    last = None
+    last = there = None
     if checkpoints is not None:
         last = checkpoints / "last.ckpt"
-        callbacks.append(_Saved(last, save_every))
+        there = str(last) if last.exists() else None
+        callbacks.append(_Saved(last, save_every, _epochs_done(last, module) if there else 0))
     network = module.network
     device = next(network.parameters()).device
     ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -254,9 +260,6 @@ def train(
     shares = batches if ranks == 1 else _Share(batches, processes.rank(), ranks)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")  # batches are cut on the device
-        there = str(last) if last is not None and last.exists() else None
-        if there is not None:
-            _check_state(Path(there), module)
         handler = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, shares, ckpt_path=there, weights_only=True)  # a state is numbers: nothing in it may run

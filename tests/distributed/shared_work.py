@@ -153,16 +153,16 @@ def shop() -> Any:
     return split_users(Interactions.from_frame(generated.interactions), 100)
 
 
-def recommended(name: str, seed: int = 8) -> tuple[VAE, Any]:
+def recommended(name: str, **options: Any) -> tuple[VAE, Any]:
     """A fit to the generated shop."""
     split, (kind, changes) = shop(), FITS[name]
     torch.manual_seed(7)
     small = {"hidden": 12, "latent": 6, "anneal_steps": 60, "batch": 20, "epochs": 8, "lr": 5e-3}
     model = VAE(split.train.rows.shape[1], method(kind, **small | changes), users=split.train.rows.shape[0])
-    options: dict[str, Any] = {"precision": "64-true"} if name == "exact" else {}
+    options |= {"precision": "64-true"} if name == "exact" else {}
     model = model.double() if name == "exact" else model
     history = fit_recommender(
-        model, split.train.rows, split.validation, device="cpu", progress=False, seed=seed, **options
+        model, split.train.rows, split.validation, device="cpu", progress=False, seed=8, **options
     )
     return model, history
 

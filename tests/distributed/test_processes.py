@@ -1,7 +1,5 @@
 """Which process this is, where it works, what it takes of a batch, and what is refused; all without a second one."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from torch import nn
 
 from lbdrop import DropoutError, LearnableDropout, Objective, processes
-from lbdrop.recommend.train import _check_agreement
 from lbdrop.vision.train import _Share
 
 
@@ -51,15 +48,6 @@ def test_shares_of_a_batch_are_disjoint_and_whole() -> None:
 def test_a_batch_that_processes_cannot_share_is_refused() -> None:
     with pytest.raises(DropoutError, match="want a multiple of the 2 processes, .* got a batch of 5; change the batch"):
         list(_Share([(torch.zeros(5), torch.zeros(5))], 0, 2))
-
-
-def test_processes_that_see_different_states_are_refused() -> None:
-    def fabric(mean: float) -> Any:
-        return SimpleNamespace(world_size=2, device="cpu", all_reduce=lambda value, reduce_op: torch.tensor(mean))
-
-    _check_agreement(fabric(3.0), 3, Path("states"))
-    with pytest.raises(DropoutError, match="states: want a folder that all processes see, got one that holds 3 epochs"):
-        _check_agreement(fabric(1.5), 3, Path("states"))
 
 
 def test_a_step_takes_the_place_of_the_wrapped_forward_pass_and_leaves_the_model_as_it_was() -> None:

@@ -165,6 +165,13 @@ def test_a_run_of_two_processes_is_taken_up_again_from_one_file(two: list[dict[s
     assert [found["resumed"][1] for found in two] == [2, 2]
 
 
+def test_processes_that_find_different_states_are_refused(two: list[dict[str, Any]]) -> None:
+    want = "want a folder that all processes see, got one that holds {} epochs for this process and 1.00 on average"
+    for found, epochs in zip(two, (2, 0), strict=True):
+        assert len(found["apart"]) == 2
+        assert all(want.format(epochs) in said for said in found["apart"])
+
+
 def test_the_command_writes_one_model_and_one_process_talks(two: list[dict[str, Any]], folder: Path) -> None:
     assert "model written in" in two[0]["said"].replace("\n", " ")
     assert two[1]["said"] == ""

@@ -3,9 +3,13 @@
 import contextlib
 import io
 import sys
+import time
 import warnings
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import shared_work as work
 import torch
@@ -13,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop import DropoutError, LearnableDropout, Objective, processes
+from lbdrop import DropoutError, LearnableDropout, Objective, files, processes
 from lbdrop.cli import app
 from lbdrop.vision.train import Classifier, Schedule
 
@@ -90,6 +94,27 @@ def refusals() -> dict[str, str]:
     return found
 
 
+def states_apart(folder: Path, rank: int) -> list[str]:
+    """What is said where each process has a folder of its own, and only the first finds a state there."""
+    found = []
+    for fit in (
+        lambda: work.classified("bound", epochs=2, checkpoints=folder / ("states" if rank == 0 else "elsewhere")),
+        lambda: work.recommended("recvae", checkpoints=folder / ("fitted" if rank == 0 else "elsewhere")),
+    ):
+        try:
+            fit()
+        except DropoutError as error:
+            found.append(str(error))
+    return found
+
+
+@contextlib.contextmanager
+def slow_disk() -> Iterator[None]:
+    """A file takes its place long after it is written, as on a shared file system."""
+    with mock.patch.object(files, "_to_disk", side_effect=lambda path: time.sleep(0.3)):
+        yield
+
+
 def command(folder: Path) -> str:
     """``lbdrop recommend fit`` as torchrun runs it; what it printed."""
     if processes.is_first():
@@ -104,7 +129,7 @@ def command(folder: Path) -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))  # who waits in vain says where
     rank, ranks = dist.get_rank(), dist.get_world_size()
     result: dict[str, Any] = {name: work.core_gradients(name, rank, ranks) for name in work.ESTIMATORS}
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
@@ -120,9 +145,12 @@ def main(folder: Path) -> None:
         model, epochs = work.classified(rule)
         result[f"images {rule}"] = state(model), epochs[-1]["loss"], work.accuracy(model)
         result[f"rates {rule}"] = [m.p for m in model.modules() if isinstance(m, LearnableDropout)]
-    work.classified("bound", epochs=1, checkpoints=folder / "states")
-    resumed, epochs = work.classified("bound", epochs=2, checkpoints=folder / "states")
+    with slow_disk():
+        work.classified("bound", epochs=1, checkpoints=folder / "states")
+        work.recommended("recvae", checkpoints=folder / "fitted")
+        resumed, epochs = work.classified("bound", epochs=2, checkpoints=folder / "states")
     result["resumed"] = state(resumed), len(epochs)
+    result["apart"] = states_apart(folder, rank)
     result["said"] = command(folder)
     torch.save(result, folder / f"{rank}.pt")
     dist.destroy_process_group()
