@@ -43,3 +43,9 @@ def mentioned(page: Path) -> list[list[str]]:
 def stands_alone(words: list[str]) -> bool:
     """Whether a command starts processes or a cluster: such lines run one by one, the others page by page."""
     return words[0] in ("torchrun", "python", "pytest") or "ray" in words
+
+
+def records() -> dict[Path, int]:
+    """The checkout's own results and when each was written: what no test may change."""
+    folders = [*ROOT.glob("experiments/*/results"), ROOT / "benchmarks" / "results"]
+    return {path: path.stat().st_mtime_ns for folder in folders for path in sorted(folder.rglob("*"))}

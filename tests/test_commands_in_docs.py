@@ -1,4 +1,8 @@
-"""Every command on the pages runs as it is written there, on small generated files; those that cannot are parsed."""
+"""The commands of every page run as they are written there, one after the other, on small generated files.
+
+Schedules of hours are cut short by :mod:`stand_ins`. What starts processes or a cluster is in
+``test_commands_in_docs_alone.py``; commands within sentences are parsed.
+"""
 
 import argparse
 import importlib
@@ -9,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import urllib.error
@@ -18,65 +23,30 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import typer
+from documented import PAGES, ROOT, commands, mentioned, name, records, stands_alone
+from stand_ins import SHORT, write_data_sets, write_shop
 from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from lbdrop.cli import app
-from lbdrop.recommend.shop import generate_shop
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SHELL = ("", "bash", "console", "sh")
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
 LBDROP = typer.main.get_command(app)
+PATIENCE = 120
+"""Seconds after which a process hangs."""
 
-# What cannot run here, by how it begins, and why. It is parsed instead: programs, verbs, options, files and targets exist.
-PARSED = {
-    "make": "sets up an environment and runs this suite, or the demo for a minute; tests/test_demo.py has a short one",
-    "pip install": "would change the environment that the tests run in",
-    "pytest": "these tests run beside this one",
-    "mkdocs": "tests/test_site.py builds the site",
-    "python -m benchmarks.": "minutes, and alone on the machine; tests/benchmarks and others run them small",
-    "torchrun --nnodes 2": "two machines; tests/distributed has two processes",
-    "torchrun --standalone --nproc-per-node 2 -m lbdrop reproduce": "data sets that are not here, and a GPU",
-    "lbdrop recommend score model histories.parquet --out scores --engine ray --address auto": "a cluster that is up;"
-    " tests/recommend/test_cluster.py starts one",
-    "lbdrop reproduce": "hours, or data sets that are not here; tests/experiments runs each recipe small",
-    "lbdrop data prepare netflix": "the official files; tests/recommend/test_readers.py has small ones",
-    "lbdrop data prepare ml-1m": "the official files; tests/recommend/test_readers.py has small ones",
-    "lbdrop report experiments/cifar10/results --data": "CIFAR-10 itself; tests/report has a small one",
+# Lines of the Makefile's recipes that are left out, by a part of them, and why.
+LEFT_OUT = {
+    "-m venv": "sets up an environment",
+    "-m pip install": "would change the environment that the tests run in",
+    "echo ": "tells of the two above",
+    "touch ": "marks that they are done",
+    "apt-get": "would install a browser where there is none",
+    "pyright": "a minute, and make test comes here after it",
+    "-m pytest": "the suite that this test belongs to",
 }
-
-
-def blocks(page: Path) -> Iterator[str]:
-    """The shell blocks of a page."""
-    for info, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
-        if info.strip() in SHELL:
-            yield block
-
-
-def commands(page: Path) -> list[list[str]]:
-    """The commands of a page as words, programs by their bare names, comments left out."""
-    lines = [line for block in blocks(page) for line in block.replace("\\\n", " ").splitlines()]
-    split = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
-    return [[Path(words[0]).name, *words[1:]] for words in split if words]
-
-
-def mentioned(page: Path) -> list[list[str]]:
-    """Commands in the text itself, unless they are only sketched."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
-    begin = ("lbdrop ", "python -m ", "make ", "pip install ", "torchrun ", "pytest ", "mkdocs ")
-    return [shlex.split(span) for span in spans if span.startswith(begin) and not re.search(r"[|…]|\.\.\.", span)]
-
-
-def reason(words: list[str]) -> str | None:
-    line = " ".join(words)
-    return next((why for start, why in PARSED.items() if line.startswith(start)), None)
-
 
 # ------------------------------------------------------------------------------------------------------------- parsing
 
@@ -118,25 +88,13 @@ def parse(words: list[str]) -> None:
         assert set((what[1] or "dev").split(",")) <= set(extras)
     elif program == "mkdocs":
         assert rest in (["serve"], ["build", "--strict"])
-    elif program == "curl":
-        asking(rest)
     else:
         pytest.fail(f"{shlex.join(words)}: want a program that this test knows")
 
 
-def asking(words: list[str]) -> argparse.Namespace:
-    """A request as curl takes it."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("url")
-    parser.add_argument("-s", action="store_true")
-    parser.add_argument("-H", dest="header")
-    parser.add_argument("-d", dest="body")
-    return parser.parse_args(words)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_a_page_could_be_given(page: Path) -> None:
-    for words in commands(page) + mentioned(page):
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_within_a_sentence_could_be_given(page: Path) -> None:
+    for words in mentioned(page):
         parse(words)
 
 
@@ -159,38 +117,21 @@ def test_a_command_that_could_not_be_given_would_be_found(wrong: str) -> None:
         parse(shlex.split(wrong))
 
 
-def test_nothing_is_excused_that_no_page_asks_for() -> None:
-    lines = [" ".join(words) for page in PAGES for words in commands(page)]
-    idle = {start for start in PARSED if not any(line.startswith(start) for line in lines)}
-    assert idle <= {"pip install", "mkdocs"}  # pages may come to need these
-
-
 # ------------------------------------------------------------------------------------------------------------- running
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the pages take as given, small."""
-    shop = generate_shop(users=220, items=24, groups=2)
-    # Shuffled, there is little to learn, and a fit soon stops.
-    likes = shop.interactions.with_columns(pl.col("item_id").shuffle(seed=1)).unique(maintain_order=True)
-    stars = likes.with_columns(weight=pl.lit(5))
-    likes.write_csv(tmp_path / "likes.csv")
-    likes.write_csv(tmp_path / "train.csv")
-    likes.write_parquet(tmp_path / "likes.parquet")
-    stars.write_csv(tmp_path / "ratings.csv")
-    likes.with_columns(user_id=likes["user_id"] + 1_000).write_csv(tmp_path / "newcomers.csv")
-    shop.items.write_csv(tmp_path / "items.csv")
-    for made in ("events", "lbdrop-demo"):
-        (tmp_path / made).mkdir()
-    for part in range(2):
-        stars.filter(pl.col("user_id") % 2 == part).write_parquet(tmp_path / "events" / f"{part}.parquet")
-    likes.write_csv(tmp_path / "lbdrop-demo" / "likes.csv")
-    shop.items.write_csv(tmp_path / "lbdrop-demo" / "items.csv")
-    for kept in ("experiments", "benchmarks"):
-        (tmp_path / kept).symlink_to(ROOT / kept)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What the pages take as given, small; the checkout's own results stay as they are."""
+    write_shop(tmp_path)
+    write_data_sets(tmp_path)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for shorten in SHORT.values():
+        shorten(monkeypatch.setattr, tmp_path)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before = records()
+    yield tmp_path
+    assert records() == before
 
 
 @contextmanager
@@ -198,6 +139,8 @@ def served(words: list[str]) -> Iterator[str]:
     """The service as a process of its own, at any free port; its address."""
     call = [sys.executable, "-m", "lbdrop", *words, "--port", "0"]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=ALONE) as process:
+        late = threading.Timer(PATIENCE, process.kill)
+        late.start()
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
@@ -205,8 +148,19 @@ def served(words: list[str]) -> Iterator[str]:
             assert found, said
             yield found[0]
         finally:
+            late.cancel()
             process.send_signal(signal.SIGINT)
             process.wait(30)
+
+
+def asking(words: list[str]) -> argparse.Namespace:
+    """A request as curl takes it."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("url")
+    parser.add_argument("-s", action="store_true")
+    parser.add_argument("-H", dest="header")
+    parser.add_argument("-d", dest="body")
+    return parser.parse_args(words)
 
 
 def fetched(url: str, header: str | None = None, body: str | None = None) -> str:
@@ -223,39 +177,63 @@ def fetched(url: str, header: str | None = None, body: str | None = None) -> str
     pytest.fail(f"{url}: nobody answers")
 
 
-def run(words: list[str]) -> None:
-    if words[0] == "torchrun":
-        call = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-        done = subprocess.run(call, capture_output=True, text=True, env=ALONE)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return
-    assert words[0] == "lbdrop", words
-    done = CliRunner().invoke(app, words[1:])
-    assert done.exit_code == 0, (words, done.output)
+def run_lbdrop(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (words, done.output, done.exception)
 
 
-RUN = [page for page in PAGES if any(reason(words) is None for words in commands(page))]
+def run_make(words: list[str]) -> None:
+    """What make would run, by its own word, but for what is left out above."""
+    made = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert made.returncode == 0, made.stderr
+    recipe = [line for line in made.stdout.replace("\\\n", " ").splitlines() if not any(part in line for part in LEFT_OUT)]
+    assert recipe, words
+    for program, *rest in map(shlex.split, recipe):
+        if Path(program).name == "lbdrop":
+            run_lbdrop(rest)
+        else:
+            own = Path(sys.executable).with_name(Path(program).name)
+            done = subprocess.run([own, *rest], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def run(words: list[str], until_the_end: ExitStack, address: str | None) -> str | None:
+    """Run a command of a page; the address of the service, once one is up."""
+    match words:
+        case ["lbdrop", "recommend", "serve", *_]:
+            address = until_the_end.enter_context(served(words[1:]))
+            assert "<title>" in fetched(address)
+        case ["lbdrop", *rest]:
+            run_lbdrop(rest)
+        case ["curl", *rest]:
+            assert address is not None, "the page asks a service that it has not started"
+            asked = asking(rest)
+            url = asked.url.replace("localhost:8000/", address)
+            assert json.loads(fetched(url, asked.header, asked.body))["results"]
+        case ["make", *rest]:
+            run_make(rest)
+        case _:
+            pytest.fail(f"{shlex.join(words)}: want a program that this test can run")
+    return address
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
 def test_the_commands_of_a_page_run_one_after_the_other(page: Path, folder: Path) -> None:
     address = None
     with ExitStack() as until_the_end:
         for words in commands(page):
-            if reason(words) is not None:
-                continue
-            if words[:3] == ["lbdrop", "recommend", "serve"]:
-                address = until_the_end.enter_context(served(words[1:]))
-                assert "<title>" in fetched(address)
-            elif words[0] == "curl":
-                assert address is not None, "the page asks a service that it has not started"
-                asked = asking(words[1:])
-                url = asked.url.replace("localhost:8000/", address)
-                assert json.loads(fetched(url, asked.header, asked.body))["results"]
-            else:
-                run(words)
+            if not stands_alone(words):
+                address = run(words, until_the_end, address)
 
 
-def test_no_page_with_commands_of_the_recommender_is_left_out() -> None:
-    names = {page.relative_to(ROOT / "docs").as_posix() for page in RUN if page != ROOT / "README.md"}
-    assert {"recommender.md", "scaling.md", "service.md", "tutorials/recommender.md"} <= names
+def test_what_was_reproduced_is_where_the_reports_look_for_it(folder: Path) -> None:
+    """So that a report on a page shows the runs of the lines above it."""
+    run_lbdrop(["reproduce", "toy"])
+    assert (folder / "experiments" / "toy" / "results" / "toy.json").exists()
+    assert json.loads((folder / "experiments" / "toy" / "results" / "toy.json").read_text())["settings"]["draws"] == 5
+
+
+@pytest.mark.parametrize("wrong", ["rm -rf data", "lbdrop reproduce toy --no-such-option", "make nothing"])
+def test_a_line_that_does_not_run_fails(wrong: str, folder: Path) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)), ExitStack() as until_the_end:
+        run(shlex.split(wrong), until_the_end, None)

@@ -183,7 +183,7 @@ def _epochs_done(path: Path, module: nn.Module) -> int:
     if missing or differing:
         what = f"nothing of {min(missing)}" if missing else f"{differing[0]} of shape {saved.get(differing[0])}"
         raise DropoutError(f"{path}: want the state of this run, got {what}; delete it to start anew")
-    return found["epoch"]
+    return found["epoch"] + 1  # saved at the end of it, counted from 0
 
 
 def _wait(network: nn.Module) -> None:
