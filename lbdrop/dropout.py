@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lbdrop.errors import DropoutError
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
+from lbdrop.slopes import Slopes
 
 __all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "hold_in_range", "learned_layers", "noise_layers"]
 
@@ -113,6 +114,8 @@ class NoiseLayer(nn.Module):
         self.rate_index = 0
         # By the number of units, since a layer may be called in several places; None keeps it a leaf of the model.
         self.responses: nn.ModuleDict | None = None
+        # What held-out data have said of all rates; the model's first learned layer has it.
+        self.slopes: Slopes | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -264,6 +267,8 @@ class NoiseLayer(nn.Module):
                 shift = f"{prefix}responses.{width}.shift" in state_dict
                 response = Response(*state_dict[key].shape, shift=shift)
                 self.responses[width] = response.to(self.logit.device)
+        if self.slopes is None and (found := state_dict.get(f"{prefix}slopes._extra_state")) is not None:
+            self.slopes = Slopes(found.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:

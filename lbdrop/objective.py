@@ -41,6 +41,18 @@ class _Batch:
         self._objective, self._losses, self._batch = objective, losses, batch
 
     @property
+    def batch(self) -> tuple[Any, ...]:
+        return self._batch
+
+    def instead(self, batch: tuple[Any, ...]) -> "_Batch":
+        return _Batch(self._objective, self._losses, batch)
+
+    def summed(self, values: Tensor) -> Tensor:
+        if self._objective.shared:
+            dist.all_reduce(values)
+        return values
+
+    @property
     def layers(self) -> Mapping[str, NoiseLayer]:
         return self._objective.layers
 
@@ -82,11 +94,13 @@ class Objective:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
         rule: how rates are learned; by default :class:`~lbdrop.selftuning.SelfTuning` if there is held-out data, otherwise
             :class:`~lbdrop.rules.Bound`, which wants ``examples``.
-        held_out: batches of data that weights are not trained on, for the rates to follow: a ``DataLoader``, say. Made
-            before the optimiser, it adds parameters to the model, and losses are asked for as ``objective(losses, *batch)``.
+        held_out: batches of data for the rates to follow: a ``DataLoader``, say. Made before the optimiser, it adds
+            parameters to the model, and losses are asked for as ``objective(losses, *batch)``.
+        steps: with ``held_out``, how many training steps the run has.
         example: with ``held_out``, a batch of inputs to call the model with once, which shows how many units reach each
             dropout; by default the first element of the first held-out batch.
-        examples: how many examples the training set has.
+        examples: how many examples the training set has. With ``held_out``, those held out are given back, that is, trained
+            on as well, once rates are settled; without it they never are.
         estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
             ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
         masks: through how many masks weights are trained where no rate is learned; an estimator has its own number.
@@ -115,6 +129,7 @@ class Objective:
         rule: Rule | None = None,
         *,
         held_out: Iterable[Any] | None = None,
+        steps: int | None = None,
         example: Any = None,
         examples: int | None = None,
         estimator: str = DEFAULT_ESTIMATOR,
@@ -130,7 +145,14 @@ class Objective:
         if rule is not None and held_out is not None:
             raise DropoutError("rule and held_out: want one of them; a rule of its own has its own held-out data")
         if rule is None and held_out is not None:
-            rule = SelfTuning(self.core, held_out, masks=masks, example=example, generator=generator)
+            if steps is None:
+                raise DropoutError(
+                    "steps: want how many training steps the run has, as in Objective(model, held_out=loader,"
+                    " steps=epochs * len(train_loader)); rates are settled after a share of them"
+                )
+            rule = SelfTuning(
+                self.core, held_out, steps=steps, examples=examples, masks=masks, example=example, generator=generator
+            )
         elif rule is None:
             if examples is None:
                 raise DropoutError(
@@ -178,10 +200,14 @@ class Objective:
         self.watch.backward(result)
         return result
 
+    @property
+    def shared(self) -> bool:
+        """Whether several processes train this model together."""
+        wrapped = self._wrapper is not None or DistributedDataParallel._active_ddp_module is not None
+        return _several() and wrapped
+
     def _warn_if_alone(self) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        inside = DistributedDataParallel._active_ddp_module is not None
-        if several and self._wrapper is None and not inside and not self._looked_at:
+        if _several() and not self.shared and not self._looked_at:
             warnings.warn(
                 f"one of {dist.get_world_size()} processes, but nothing averages gradients over them: give the objective the"
                 " wrapped model, as in Objective(DistributedDataParallel(model), …), unless each process trains a model of"
@@ -284,6 +310,10 @@ class Objective:
 
     def __repr__(self) -> str:
         return f"Objective({self.rule!r}, estimator={self.estimator.name!r}, layers={list(self.layers)})"
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:

@@ -41,6 +41,19 @@ class Evaluation(Protocol):
         """Per-example losses of another batch, in whatever state the model is."""
         ...
 
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """What the losses are asked of."""
+        ...
+
+    def instead(self, batch: tuple[Any, ...]) -> "Evaluation":
+        """The same losses, of another batch."""
+        ...
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Values of this process and of all that train the model with it."""
+        ...
+
 
 @runtime_checkable
 class Rule(Protocol):

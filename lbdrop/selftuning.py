@@ -5,14 +5,16 @@ those rates. Behind each mask a :class:`~lbdrop.response.Response` takes up what
 
 $$ y = (x \odot z)\,(1 + \epsilon G) + \epsilon H, \qquad z \sim \mathrm{Ber}(\sigma(\alpha + \epsilon)) $$
 
-Weights, $G$ and $H$ follow the training loss. The rates follow the loss of held-out examples, without dropout, as a function
-of $\epsilon + \alpha$: plain backpropagation through $G$ and $H$. It is not short-sighted as a look one step ahead is: rates
-fall while the network learns, and rise once it begins to over-fit.
+Weights, $G$ and $H$ follow the training loss. Now and then held-out examples are looked at, without dropout: their loss as a
+function of $\alpha + \epsilon$ has slopes through $G$ and $H$, and :class:`~lbdrop.slopes.Slopes` turns them into steps of the
+rates. After a share of the run the rates are settled. The rest is ordinary training at these rates, on all data: held-out
+examples have done their work, and are given back.
 
 MacKay et al., Self-Tuning Networks, ICLR 2019; here with the response inside the dropout layers, so that any converted model
-has it.
+has it, and with steps of Newton's kind in place of the optimiser's.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,17 +22,24 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from lbdrop.dropout import NoiseLayer, learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.masks import use
 from lbdrop.rules import Evaluation
+from lbdrop.slopes import Slopes
 
 __all__ = ["SelfTuning"]
 
-# After so many looks at held-out data an optimiser that has the parameters has moved them.
+# After so many looks at held-out data, fewer in a short run, it is asked whether the responses have moved.
 PATIENCE = 50
+# Where rates are held while they move: lower, and examples around them say nothing of higher ones any more.
+LOWEST, HIGHEST = 0.03, 0.9
+# The looks are forgotten over a tenth of them; before half of that has been seen no rate moves.
+WINDOWS = 10
+# The logit of a rate that is switched off.
+OFF = 50.0
 
 
 class SelfTuning:
@@ -39,6 +48,11 @@ class SelfTuning:
     Args:
         model: the converted model.
         held_out: batches of held-out data, again and again; a ``DataLoader``, or a list of batches.
+        steps: how many training steps the whole run has: calls of the objective.
+        examples: how many training examples there are beside them; with it, held-out examples are given back, that is,
+            trained on at their share of every batch, once rates are settled. ``None`` keeps them out.
+        start: the rate that all begin at, whatever the model's own were; ``None`` begins at those.
+        share: of the steps, how many until rates are settled.
         spread: σ, how far around the present rates the network learns to answer, in logits.
         every: how many training steps to one look at held-out data.
         masks: through how many masks the weights are trained in each step.
@@ -52,99 +66,181 @@ class SelfTuning:
         model: nn.Module,
         held_out: Iterable[Any],
         *,
+        steps: int,
+        examples: int | None = None,
+        start: float | None = 0.1,
+        share: float = 0.4,
         spread: float = 1.0,
-        every: int = 2,
+        every: int = 4,
         masks: int = 1,
         example: Any = None,
         generator: torch.Generator | None = None,
     ):
-        if spread <= 0 or every < 1 or masks < 1:
-            raise DropoutError(f"self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, got {spread}, {every}, {masks}")
-        self.model, self.held_out = model, held_out
+        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1:
+            raise DropoutError(
+                "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1 and share in (0, 1], got"
+                f" {spread}, {every}, {masks}, {steps}, {share}"
+            )
+        if start is not None and not 0 < start < 1:
+            raise DropoutError(f"start: want a rate strictly between 0 and 1, or None for the model's own, got {start}")
+        self.model, self.held_out, self.examples = model, held_out, examples
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
+        self.settles = math.ceil(share * steps)
+        self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
         self.logits = list({id(layer.logit): layer.logit for layer in self.layers.values()}.values())
         if not self.logits:
             raise DropoutError("self-tuning: want a model with learned dropouts; call lbdrop.convert(model) first")
         self._batches = self._again_and_again()
         self._first: Any = None
-        self.steps = self.looks = 0
+        self._held: int | None = None
+        self._owed, self._rest = 0.0, None
         self.last_held_out: Tensor | None = None
         self._answer(example)
+        first = next(iter(self.layers.values()))
+        if first.slopes is None or first.slopes.rates != len(self.logits):  # else a rule made anew goes on
+            first.slopes = Slopes(len(self.logits))
+            for logit in self.logits:
+                if start is not None and logit.requires_grad:
+                    logit.data.fill_(_logit(start))
         self._weight: Tensor | None = None
-        self._moves = 0
+        self._looks = self._moves = 0
         self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
         self._before = {name: p.detach().clone() for name, p in self._watched.items()}
+
+    @property
+    def slopes(self) -> Slopes:
+        """What held-out data have said; part of the model's state, which a run taken up again has loaded."""
+        found = next(iter(self.layers.values())).slopes
+        assert found is not None
+        return found
+
+    @property
+    def settled(self) -> bool:
+        """Whether the rates are what they will be."""
+        return self.slopes.steps >= self.settles
 
     # ------------------------------------------------------------------------------------------------------ one step
 
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        around = _Around(self)
-        with around.opened():
-            expected = evaluation.sampled(around, self.masks).mean()
         if not torch.is_grad_enabled():
-            return expected
-        self.steps += 1
-        if self.steps % self.every:
-            return expected
-        self.looks += 1
-        if self.looks % PATIENCE == 0 and self._before:
-            self._check_alive()
-        # Of value 0, and of the gradient that the held-out loss has: one backward() serves weights and rates.
-        for logit, slope in zip(self.logits, self.slopes(evaluation), strict=True):
-            if logit.requires_grad:
-                expected = expected + ((logit - logit.detach()) * slope).sum()
+            return self._around_now(evaluation)
+        if self.settled:
+            self._settle()
+            return self._around_now(evaluation.instead(self._with_held_out(evaluation.batch)))
+        expected = self._around_now(evaluation)
+        self.slopes.steps += 1
+        if self.slopes.steps % self.every == 0:
+            self._look(evaluation)
         return expected
 
-    def slopes(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
-        """The gradient of the held-out loss for each logit, through the responses alone."""
+    def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
+        """The training loss: around the present rates while they move, at them when they are settled."""
+        around = _Around(self, looking=not self.settled)
+        with around.opened():
+            return evaluation.sampled(around, self.masks).mean()
+
+    def _look(self, evaluation: Evaluation) -> None:
+        """At a held-out batch: take its slopes in, and move the rates."""
+        self._looks += 1
+        if self._looks % max(5, min(PATIENCE, round(self.window))) == 0 and self._before:
+            self._check_alive()
+        offsets, slopes = self.look(evaluation)
+        now = torch.stack([logit.detach().float().mean() for logit in self.logits])
+        self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
+        if self.slopes.steps < self.every * self.window / 2:  # too little seen
+            return
+        low, high = _logit(HIGHEST), _logit(LOWEST)
+        for logit, by in zip(self.logits, self.slopes.step(now, self.window), strict=True):
+            if logit.requires_grad:
+                # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
+                logit.data.add_(by.to(logit.dtype)).clamp_(low, high)
+
+    def look(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch rates"], Float[Tensor, "batch rates"]]:
+        """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
         batch = next(self._batches)
         around = _Around(self, follow=True)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()  # running statistics, and dropout that is not ours, as at test
         try:
             with around.opened(), use(self.model, around), _recurrent_by_hand(self.model):
-                held_out = evaluation.elsewhere(batch).mean()
+                held_out = evaluation.elsewhere(batch)
         finally:
             for module in training:
                 module.training = True
-        self.last_held_out = held_out.detach()
-        learning = [logit for logit in self.logits if logit.requires_grad]
-        found = torch.autograd.grad(held_out, learning, allow_unused=True) if learning else ()
-        slopes = {id(logit): slope for logit, slope in zip(learning, found, strict=True) if slope is not None}
-        return tuple(slopes.get(id(logit), torch.zeros_like(logit)).detach() for logit in self.logits)
+        self.last_held_out = held_out.detach().mean()
+        assert around.offsets is not None
+        (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
+        return around.offsets.detach(), slopes.detach()
+
+    def _settle(self) -> None:
+        """Rates stay; those at the lower edge whose slope still points below it are switched off."""
+        learning = [logit.requires_grad for logit in self.logits]
+        if not any(learning):
+            return
+        edge = _logit(LOWEST) - 0.05
+        for logit, learns, off in zip(self.logits, learning, self.slopes.surely_down(), strict=True):
+            if learns:
+                logit.data = torch.where(off & (logit.data > edge), OFF, logit.data)
+                logit.requires_grad_(False)
+
+    def _with_held_out(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The batch with as many of its examples replaced by held-out ones as these are among all examples."""
+        if self.examples is None:
+            return batch
+        if self._held is None:
+            self._held = sum(_size(each) for each in self.held_out)
+        self._owed += _size(batch) * self._held / (self._held + self.examples)
+        count = int(self._owed)
+        if not count:
+            return batch
+        self._owed -= count
+        back = self._next_held_out(count)
+        try:
+            return tree_map(lambda own, held: torch.cat([own[count:], held.to(own.device)]), batch, back)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise DropoutError(
+                "held_out: want batches like those of training, so that its examples can be given back, got"
+                f" {error}; pass examples=None to keep them out"
+            ) from error
+
+    def _next_held_out(self, count: int) -> tuple[Any, ...]:
+        while self._rest is None or _size(self._rest) < count:
+            more = next(self._batches)
+            self._rest = more if self._rest is None else tree_map(lambda a, b: torch.cat([a, b]), self._rest, more)
+        found = tree_map(lambda t: t[:count], self._rest)
+        self._rest = tree_map(lambda t: t[count:], self._rest)
+        return found
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What has to learn, by name: each rate and each response."""
-        names = {id(layer.logit): f"{name}.logit" for name, layer in self.layers.items()}
-        yield from ((names[id(logit)], logit) for logit in self.logits)
+        """What an optimiser has to move, by name."""
         for name, layer in self.layers.items():
             assert layer.responses is not None
             yield from ((f"{name}.responses.{inner}", p) for inner, p in layer.responses.named_parameters())
 
     def _check_alive(self) -> None:
-        """An error where a rate or a response has not moved though weights have; asks the device once."""
-        ours = {id(p) for p in self._watched.values()}
+        """An error where a response has not moved though weights have; asks the device once."""
+        ours = {id(p) for p in (*self._watched.values(), *self.logits)}
         weight = min((p for p in self.model.parameters() if p.requires_grad and id(p) not in ours),
                      key=lambda p: p.numel(), default=None)  # fmt: skip
         if weight is None:
             return
         moved = self._weight is not None and not bool((weight.detach() == self._weight).all())
         self._weight, self._moves = weight.detach().clone(), self._moves + moved
-        if self._moves < 3:  # an optimiser may step rarely, and rates begin to move a step after their responses
+        if self._moves < 3:  # an optimiser may step rarely
             return
         still = [name for name, p in self._watched.items() if bool((p.detach() == self._before[name].to(p)).all())]
         if still:
             raise DropoutError(
-                f"self-tuning: want parameters that learn, got {still[:6]} where they began after {self.looks} looks at"
-                " held-out data, while weights have moved; make the optimiser after the objective, with all of them, as"
-                " lbdrop.parameter_groups(model) does, and rates that do not learn with requires_grad=False"
+                f"self-tuning: want responses that learn, got {still[:6]} where they began after {self._looks} looks at"
+                " held-out data, while weights have moved; make the optimiser after the objective, with all parameters, as"
+                " lbdrop.parameter_groups(model) does"
             )
         self._before = {}  # all alive: no need to ask again
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
-        self._batches, self._first, self.steps = self._again_and_again(), None, 0
+        self._batches, self._first, self._rest, self._owed = self._again_and_again(), None, None, 0.0
 
     # --------------------------------------------------------------------------------------------------- preparations
 
@@ -202,7 +298,25 @@ class SelfTuning:
         return {name: layer.p for name, layer in self.layers.items()}
 
     def __repr__(self) -> str:
-        return f"SelfTuning({len(self.logits)} rates, spread={self.spread}, every={self.every}, masks={self.masks})"
+        back = "given back" if self.examples else "kept out"
+        return (
+            f"SelfTuning({len(self.logits)} rates, settled after {self.settles} steps, spread={self.spread},"
+            f" every={self.every}, masks={self.masks}, held-out data {back})"
+        )
+
+
+def _logit(rate: float) -> float:
+    return math.log1p(-rate) - math.log(rate)
+
+
+def _size(batch: Any) -> int:
+    """How many examples a batch has."""
+    found = next((leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
+    if found is None:
+        raise DropoutError(
+            f"held_out: want batches of tensors, got {type(batch).__name__}; pass examples=None to keep them out"
+        )
+    return len(found)
 
 
 class _Widths:
@@ -225,10 +339,10 @@ def _recurrent_by_hand(model: nn.Module) -> Iterator[None]:
 
 
 class _Around:
-    """The offsets of one pass, drawn when the first layer shows how many examples there are."""
+    """The offsets of one pass, drawn when the first layer shows how many examples there are; none when rates are settled."""
 
-    def __init__(self, rule: SelfTuning, follow: bool = False):
-        self.rule, self.follow = rule, follow
+    def __init__(self, rule: SelfTuning, looking: bool = True, follow: bool = False):
+        self.rule, self.looking, self.follow = rule, looking, follow
         self.offsets: Tensor | None = None
 
     @contextmanager
@@ -243,14 +357,14 @@ class _Around:
         self.offsets = None
 
     def look(self, layer: NoiseLayer, examples: int) -> None:
+        if not self.looking or layer.responses is None:
+            return
         if self.offsets is None:
             logits = self.rule.logits
             dtype, device = torch.promote_types(logits[0].dtype, torch.float32), logits[0].device
             size = (examples, len(logits))
             noise = torch.empty(size, dtype=dtype, device=device).normal_(generator=self.rule.generator)
-            self.offsets = noise * self.rule.spread
-            if self.follow:
-                self.offsets = self.offsets + torch.stack([(a - a.detach()).mean() for a in logits])
+            self.offsets = (noise * self.rule.spread).requires_grad_(self.follow)
         if len(self.offsets) != examples:
             raise DropoutError(
                 f"self-tuning: want the same examples at every dropout, got {len(self.offsets)} and {examples}; name the"
@@ -260,8 +374,7 @@ class _Around:
 
     # As a Drawer: masks at the shifted rates.
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        if layer.responses is not None:
-            self.look(layer, shape[layer.batch_dim])
+        self.look(layer, shape[layer.batch_dim])
         return layer.draw(self.rule.masks, shape, x, self.rule.generator)
 
     def seen(self, use: int, x: Tensor) -> None:
@@ -269,6 +382,5 @@ class _Around:
 
     # As a MaskSource: no masks, but the offsets.
     def mask(self, layer: NoiseLayer, x: Tensor) -> None:
-        if layer.responses is not None:
-            self.look(layer, x.shape[layer.batch_dim])
+        self.look(layer, x.shape[layer.batch_dim])
         return None

@@ -1,7 +1,8 @@
 """Who competes: fixed rates, the rivals, and learned rates under every rule for learning them.
 
-Each contestant is the same network with other dropouts, or the same dropouts under another rule. Learned rates start at .3
-unless their name says otherwise. What follows held-out data follows the validation examples that the grid is chosen on.
+Each contestant is the same network with other dropouts, or the same dropouts under another rule. Learned rates start at .3,
+self-tuned ones at .1, unless their name says otherwise. What follows held-out data follows the validation examples that the
+grid is chosen on; self-tuning then trains on them too, as a fixed rate that is retrained does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ __all__ = ["CONTESTANTS", "GRID", "Batches", "Contestant", "MaskPrior", "chosen"
 
 GRID = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 START = 0.3
+TUNED_START = 0.1
+STARTS = (0.05, 0.3, 0.7)
 RATE_LR = 0.01
 Rules = Literal["plain", "loss", "kl", "prior", "one-step", "self-tuning"]
 LossOf = Callable[..., Tensor]
@@ -45,10 +48,17 @@ class Contestant:
     estimator: str = "double-cv-4"
     only_with_starts: bool = False
     """Runs on the tasks that compare starts alone."""
+    retrained: bool = False
+    """Trains on the validation examples too, from the beginning: the last run of a grid search that wastes no data."""
 
     @property
     def fixed(self) -> bool:
         return self.scheme in (None, "mc")
+
+    @property
+    def in_grid(self) -> bool:
+        """Whether validation may choose it."""
+        return self.fixed and not self.retrained
 
     @property
     def rate(self) -> float:
@@ -66,8 +76,8 @@ class Contestant:
                 network, scheme=self.scheme, rate=self.start, per=self.per, example=example, verbose=False
             )
 
-    def objective(self, model: nn.Module, data: Data, batch: int, generator: torch.Generator) -> LossOf:
-        """What is called as ``objective(losses, *batch)`` in every step. Made before the optimiser."""
+    def objective(self, model: nn.Module, data: Data, batch: int, steps: int, generator: torch.Generator) -> LossOf:
+        """What is called as ``objective(losses, *batch)`` in each of ``steps`` steps. Made before the optimiser."""
         examples = len(data.train[0])
         if self.rule == "plain":
             return lambda losses, *batch: losses(model, *batch).mean()
@@ -75,7 +85,8 @@ class Contestant:
             held_out = Batches(data.validation, batch, generator)
             if self.rule == "one-step":
                 return OneStep(model, held_out)
-            return Objective(model, SelfTuning(model, held_out))
+            rule = SelfTuning(model, held_out, steps=steps, examples=examples, start=self.start)
+            return Objective(model, rule)
         rule: Any = MaskPrior() if self.rule == "prior" else Bound(model, examples, weight=float(self.rule == "kl"))
         return Objective(model, rule, estimator=self.estimator)
 
@@ -127,28 +138,31 @@ def _all() -> Iterable[Contestant]:
         yield Contestant(f"{rule}-layer", f"{label}, per layer", "learned", rule)
         yield Contestant(f"{rule}-unit", f"{label}, per unit", "learned", rule, per="unit")
     yield Contestant("kl-layer-arm", "the paper's KL by ARM, per layer", "learned", "kl", estimator="arm")
-    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning")
-    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model")
-    for start in (0.05, 0.7):
+    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning", start=TUNED_START)
+    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model", start=TUNED_START)
+    for start in STARTS:
         yield Contestant(
             f"tuned-layer-{start:g}", f"self-tuning, per layer, from {start:g}", "learned", "self-tuning", start=start,
             only_with_starts=True,
         )  # fmt: skip
+    yield Contestant("none-retrained", "no dropout, retrained", None, retrained=True)
+    for rate in GRID:
+        yield Contestant(f"fixed-{rate:g}-retrained", f"fixed {rate:g}, retrained", "mc", start=rate, retrained=True)
 
 
 CONTESTANTS: dict[str, Contestant] = {each.name: each for each in _all()}
 
 
 def chosen(name: str, task: Task) -> list[Contestant]:
-    """A contestant, several with commas, ``grid`` for the fixed rates, or ``all``."""
+    """A contestant, several with commas, ``grid`` for the fixed rates, or ``all`` of those that need no other's result."""
     if name == "all":
-        return [each for each in CONTESTANTS.values() if task.starts or not each.only_with_starts]
+        return [e for e in CONTESTANTS.values() if not e.retrained and (task.starts or not e.only_with_starts)]
     found = []
     for each in (part.strip() for part in name.split(",")):
         if each == "grid":
-            found += [one for one in CONTESTANTS.values() if one.fixed]
+            found += [one for one in CONTESTANTS.values() if one.in_grid]
         elif each in CONTESTANTS:
             found.append(CONTESTANTS[each])
         else:
-            raise DropoutError(f"contestant: want all, grid or among {', '.join(CONTESTANTS)}, got {each!r}")
+            raise DropoutError(f"contestant: want all, grid, retrained or among {', '.join(CONTESTANTS)}, got {each!r}")
     return found

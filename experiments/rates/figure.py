@@ -11,7 +11,7 @@ from lbdrop.files import replacing
 __all__ = ["save"]
 
 Record = Mapping[str, Any]
-STYLES = {"tuned-layer": "-", "tuned-layer-0.05": ":", "tuned-layer-0.7": "--"}
+STYLES = {"tuned-layer": "-", "tuned-layer-0.05": ":", "tuned-layer-0.3": "-.", "tuned-layer-0.7": "--"}
 COLUMNS = 3
 
 
@@ -28,7 +28,10 @@ def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
         _panel(panel, task, runs)
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
-    figure.suptitle("self-tuned rates over training: solid from .3, dotted from .05, dashed from .7", fontsize=10)
+    figure.suptitle(
+        "self-tuned rates over training: solid from .1, dotted from .05, dash-dotted from .3, dashed from .7",
+        fontsize=10,
+    )
     with replacing(path) as beside:
         figure.savefig(beside, dpi=130, format="png")
     return path

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from experiments.rates.tasks import DATA, Pair, Task
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
+from lbdrop.selftuning import SelfTuning
 
 __all__ = ["RESULTS", "kept", "read", "run", "settings", "write"]
 
@@ -31,12 +33,15 @@ def run(
 ) -> dict[str, Any]:
     """Train one network and measure it; a seed has the same data, weights and batches for every contestant."""
     data = task.data(folder, seed)
+    if contestant.retrained:
+        data = data._replace(train=tuple(torch.cat(pair) for pair in zip(data.train, data.validation, strict=True)))
     torch.manual_seed(seed)
     model = contestant.model(task, data)
     batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
-    objective = contestant.objective(model, data, task.batch, torch.Generator().manual_seed(seed + 1))
     epochs = epochs or task.epochs
-    optimizer, schedule = _optimizer(model, task.lr, steps=epochs * len(batches))
+    steps = epochs * len(batches)
+    objective = contestant.objective(model, data, task.batch, steps, torch.Generator().manual_seed(seed + 1))
+    optimizer, schedule = _optimizer(model, task.lr, steps)
     if isinstance(objective, OneStep):
         objective.follow(optimizer)
     every = max(1, math.ceil(epochs / POINTS))
@@ -75,7 +80,10 @@ def run(
 def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:
     """All that decides a run's numbers beside its seed and the code."""
     budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
-    return asdict(contestant) | budget | {"rate_lr": RATE_LR}
+    # Of the rule itself, so that runs under older defaults are not taken for its own.
+    defaults = {k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("share", "spread", "every")}
+    own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
+    return own | budget | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

@@ -1,7 +1,9 @@
 """From records to verdicts: each contestant against the fixed rate that validation chooses, paired over seeds.
 
 One seed is one grid search: no dropout and six rates are trained, validation NLL picks one, and its test NLL is what a learned
-run of that seed has to match. The oracle is the fixed rate with the best mean test NLL, which nobody can choose.
+run of that seed has to match. The oracle is the fixed rate with the best mean test NLL, which nobody can choose. Where the
+chosen rate was trained once more on training and validation examples together, self-tuning, which gives them back, is compared
+with that too.
 """
 
 import statistics
@@ -12,13 +14,13 @@ from typing import Any
 from scipy import stats
 
 from experiments.rates import figure
-from experiments.rates.contestants import CONTESTANTS, GRID
+from experiments.rates.contestants import CONTESTANTS, GRID, STARTS, Contestant
 from experiments.rates.run import read
 from experiments.rates.tasks import TASKS
 from lbdrop.files import replacing
 from lbdrop.records import write_json
 
-__all__ = ["FIXED", "chosen", "paired", "save", "summarise", "summary"]
+__all__ = ["FIXED", "chosen", "paired", "retraining", "save", "summarise", "summary"]
 
 Record = Mapping[str, Any]
 By = dict[str, dict[int, Record]]
@@ -54,14 +56,13 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
     """One task: the grid, what validation chooses from it, the oracle, and a verdict for every contestant."""
-    by: By = {}
-    for record in records:
-        by.setdefault(record["contestant"], {})[record["seed"]] = record
+    by = _by(records)
     seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in FIXED)))
     found: dict[str, Any] = {
         "seeds": seeds,
         "measures": _measures(records),
         "chosen": {},
+        "retrained": {},
         "oracle": {},
         "contestants": {},
     }
@@ -78,7 +79,18 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         best = min(FIXED, key=lambda name: _mean(by[name][seed]["test"][how]["nll"] for seed in seeds))
         tested = [by[best][seed]["test"][how]["nll"] for seed in seeds]
         found["oracle"][how] = {"contestant": best, **_spread("nll", tested)}
-    for name in [name for name in CONTESTANTS if name in by]:
+        again = _retrained(by, picked)
+        if seeds and len(again) == len(seeds):
+            found["retrained"][how] = _spread("nll", [again[seed]["test"][how]["nll"] for seed in seeds])
+            for name in (
+                name
+                for name in CONTESTANTS
+                if name.startswith("tuned") and seeds and set(seeds) <= set(by.get(name, {}))
+            ):
+                found["retrained"][how][name] = paired(
+                    *([runs[seed]["test"][how]["nll"] for seed in seeds] for runs in (by[name], again))
+                )
+    for name in [name for name, who in CONTESTANTS.items() if name in by and not who.retrained]:
         found["contestants"][name] = _contestant(by, name, seeds, baseline, one_run, found["oracle"])
     if seeds:
         whole = sum(_mean(by[name][seed]["seconds"]["cpu"] for seed in seeds) for name in FIXED)
@@ -90,6 +102,28 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
 def chosen(by: By, seeds: Sequence[int], how: str) -> dict[int, Record]:
     """The run that validation NLL picks from each seed's grid."""
     return {seed: min((by[name][seed] for name in FIXED), key=lambda r: r["validation"][how]["nll"]) for seed in seeds}
+
+
+def retraining(records: Sequence[Record], seed: int) -> list[Contestant]:
+    """What the grid search of a seed trains last, on all data; one contestant for each way of measuring, or one for both."""
+    by = _by(records)
+    if any(seed not in by.get(name, {}) for name in FIXED):
+        return []
+    picked = {chosen(by, [seed], how)[seed]["contestant"] for how in HOW}
+    return [CONTESTANTS[f"{name}-retrained"] for name in sorted(picked)]
+
+
+def _by(records: Sequence[Record]) -> By:
+    by: By = {}
+    for record in records:
+        by.setdefault(record["contestant"], {})[record["seed"]] = record
+    return by
+
+
+def _retrained(by: By, picked: Mapping[int, Record]) -> dict[int, Record]:
+    """Of the chosen runs, those that were trained once more on all data."""
+    last = {seed: by.get(f"{record['contestant']}-retrained", {}).get(seed) for seed, record in picked.items()}
+    return {seed: record for seed, record in last.items() if record is not None}
 
 
 def _contestant(
@@ -125,7 +159,7 @@ def _contestant(
 
 def _starts(by: By) -> dict[str, Any] | None:
     """Where self-tuning ends from each start, and how far apart, by layer and by mean rate, averaged over seeds."""
-    names = ("tuned-layer-0.05", "tuned-layer", "tuned-layer-0.7")
+    names = [f"tuned-layer-{start:g}" for start in STARTS]
     seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in names)))
     if not seeds:
         return None
@@ -195,6 +229,14 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
                 rates = ", ".join(f"{rate:g}" for rate in grid["rates"])
                 yield (f"- Grid, {words}: {_pm(grid, 'nll')}, rates chosen by seed {rates}; oracle {oracle['contestant']}"
                        f" {_pm(oracle, 'nll')}.")  # fmt: skip
+        for how, words in zip(HOW, ("without masks", "20 masks"), strict=True):
+            if (again := found["retrained"].get(how)) is not None:
+                against = "; ".join(
+                    f"{CONTESTANTS[who].label} {test['difference']:+.4f} {test['verdict']}, p {test['p']:.3f}"
+                    for who, test in again.items()
+                    if who in CONTESTANTS and test["p"] is not None
+                )
+                yield f"- Grid, its choice retrained on all data, {words}: {_pm(again, 'nll')}; against it {against}."
         if (starts := found["starts"]) is not None:
             layers = ", ".join(f"{value:.2f}" for value in starts["apart_per_layer"].values())
             yield (f"- Self-tuned rates from starts .05, .3 and .7 end {layers} apart by layer, {starts['apart_mean_rate']:.2f}"

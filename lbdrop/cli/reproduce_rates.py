@@ -1,6 +1,8 @@
 """``lbdrop reproduce rates``: learned rates beside the best hand-tuned one, on many tasks, with one table."""
 
 import warnings
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +22,11 @@ def rates(
         int, typer.Option(min=1, help="Seeds 0 to this less one; in the UCI tasks, published splits.")
     ] = 5,
     contestant: Annotated[
-        str, typer.Option(help="A contestant or several with commas, 'grid' for the fixed rates, or 'all'.")
+        str,
+        typer.Option(
+            help="A contestant or several with commas, 'grid' for the fixed rates, 'retrained' for the chosen one trained"
+            " again on all data, or 'all'."
+        ),
     ] = "all",
     epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
@@ -42,29 +48,35 @@ def rates(
             raise DropoutError(
                 f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[demo]'"
             ) from error
-        plan = [
-            (one, who, seed)
-            for one in tasks.chosen(task)
-            for seed in range(seeds)
-            for who in contestants.chosen(contestant, one)
-        ]
+        names = [name.strip() for name in contestant.split(",")]
+        again = "retrained" in names or names == ["all"]
+        direct = ",".join(name for name in names if name != "retrained")
+        whos = {one: contestants.chosen(direct, one) if direct else [] for one in tasks.chosen(task)}
+        total = seeds * sum(len(each) for each in whos.values())
         folder = out if out is not None else run.RESULTS
         with writing(folder):
             check_writable(folder)
-        for one in {id(one): one for one, _, _ in plan}.values():
+        for one in whos:
             one.data(data, 0)  # missing data should end the table before it begins
+
+        def plan() -> Iterator[tuple[Any, Any, int]]:
+            for one, seed in product(whos, range(seeds)):
+                yield from ((one, who, seed) for who in whos[one])
+                if again:  # which ones is known when the grid has run
+                    yield from ((one, who, seed) for who in table.retraining(run.read(_path(folder, one)), seed))
+
         failed = 0
         columns = (*Progress.get_default_columns(), TextColumn("{task.fields[now]}"))
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("runs", total=len(plan), now="")
-            for one, who, seed in plan:
-                lead, path = f"{one.name}, {who.label}, seed {seed}:", folder / f"{one.name}.json"
+            bar = progress.add_task("runs", total=total or None, now="")
+            for one, who, seed in plan():
+                lead, path = f"{one.name}, {who.label}, seed {seed}:", _path(folder, one)
                 progress.update(bar, now=lead[:-1])
                 if not run.kept(run.read(path), one, who, seed, epochs):
                     try:
                         record = _run(run, one, who, seed, folder=data, epochs=epochs)
                     except DropoutError as error:
-                        if len(plan) == 1:
+                        if total == 1:
                             raise
                         failed += 1  # the other runs do not depend on this one
                         console.print(f"{lead} failed: {error}", markup=False, soft_wrap=True)
@@ -77,7 +89,11 @@ def rates(
             for path in table.save(folder):
                 console.print(str(path.resolve()), markup=False, soft_wrap=True)
         if failed:
-            raise DropoutError(f"{failed} of {len(plan)} runs failed; the same command tries them again")
+            raise DropoutError(f"{failed} runs failed; the same command tries them again")
+
+
+def _path(folder: Path, task: Any) -> Path:
+    return folder / f"{task.name}.json"
 
 
 def _run(run: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_every_task_loads_builds_and_takes_a_step(name: str, folder: Path, monke
     task = TASKS[name]
     data = task.data(folder, 0)
     model = CONTESTANTS["tuned-layer"].model(task, data)
-    objective = CONTESTANTS["tuned-layer"].objective(model, data, 4, torch.Generator().manual_seed(0))
+    objective = CONTESTANTS["tuned-layer"].objective(model, data, 4, 100, torch.Generator().manual_seed(0))
     before = [p.clone() for p in model.parameters()]
     optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.01, lr=task.lr))
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_regression_measures_are_in_the_datas_own_units() -> None:
 @pytest.mark.parametrize("name", CONTESTANTS)
 def test_every_contestant_runs_and_gives_a_complete_record(name: str, folder: Path) -> None:
     contestant = CONTESTANTS[name]
-    record = run.run(tiny_task(), contestant, 0, folder=folder, epochs=1)
+    record = run.run(tiny_task(), contestant, 0, folder=folder, epochs=30)  # enough for rates that look first
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     for part in ("validation", "test"):
         assert set(record[part]) == {"deterministic", "masks"}
@@ -167,7 +167,8 @@ def test_every_contestant_runs_and_gives_a_complete_record(name: str, folder: Pa
     assert len(record["rates"]) == (0 if contestant.scheme is None else 2)
     moved = any(abs(layer["mean"] - contestant.start) > 1e-4 for layer in record["rates"].values())
     assert moved == (not contestant.fixed)
-    assert record["history"][-1]["epoch"] == 1
+    assert record["history"][-1]["epoch"] == 30
+    assert record["examples"]["train"] == (36 if contestant.retrained else 24)
     assert record["provenance"]["versions"]["torch"]
     if contestant.scheme is None:
         assert record["test"]["deterministic"] == record["test"]["masks"]
@@ -206,13 +207,14 @@ def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
 
 def test_starts_run_on_the_tasks_that_compare_them() -> None:
     everyone = {each.name for each in chosen("all", TASKS["digits"])}
-    assert everyone == set(CONTESTANTS)
+    assert everyone == {name for name, each in CONTESTANTS.items() if not each.retrained}
     assert everyone - {each.name for each in chosen("all", TASKS["uci-yacht"])} == {
         "tuned-layer-0.05",
+        "tuned-layer-0.3",
         "tuned-layer-0.7",
     }
     assert len(chosen("grid,tuned-model", TASKS["digits"])) == len(GRID) + 2
-    with pytest.raises(DropoutError, match="contestant: want all, grid or among none.*got 'magic'"):
+    with pytest.raises(DropoutError, match="contestant: want all, grid, retrained or among none.*got 'magic'"):
         chosen("magic", TASKS["digits"])
     assert [task.name for task in chosen_tasks("all-small")] == list(SMALL)
 
@@ -380,6 +382,21 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
     assert found["cost"]["grid_cpu_seconds"] == 14.0
 
 
+def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_it() -> None:
+    records = made_records()
+    assert [who.name for who in table.retraining(records, 0)] == ["fixed-0.3-retrained"]
+    assert table.retraining([r for r in records if r["contestant"] != "fixed-0.7"], 0) == []
+    assert table.summary(records)["retrained"] == {}
+    for seed in range(3):
+        (who,) = table.retraining(records, seed)
+        records.append(made_record(who, seed, 0.0, 0.35 + 0.001 * seed))
+    found = table.summary(records)
+    assert found["retrained"]["masks"]["nll"] == pytest.approx(0.351)
+    assert found["retrained"]["masks"]["tuned-layer"]["verdict"] == "worse"  # .40 .41 .42
+    assert found["contestants"]["tuned-layer"]["against_grid"]["masks"]["verdict"] == "better"
+    assert not [name for name in found["contestants"] if name.endswith("retrained")]
+
+
 def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:
     records = [record for record in made_records() if record["contestant"] != "fixed-0.7"]
     found = table.summary(records)
@@ -388,7 +405,7 @@ def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:
 
 
 def test_starts_are_compared_layer_by_layer() -> None:
-    rates = {"tuned-layer-0.05": 0.1, "tuned-layer": 0.2, "tuned-layer-0.7": 0.35}
+    rates = {"tuned-layer-0.05": 0.1, "tuned-layer-0.3": 0.2, "tuned-layer-0.7": 0.35}
     records = [made_record(CONTESTANTS[name], 0, 1.0, 1.0, rate) for name, rate in rates.items()]
     starts = table.summary(records)["starts"]
     assert starts["apart_per_layer"]["0"] == pytest.approx(0.25)
@@ -421,11 +438,12 @@ def app() -> Any:
 
 def test_command_runs_writes_and_skips_what_is_there(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", replace(tiny_task(), name="digits"))
-    call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,tuned-layer", "--out", str(tmp_path)]
+    call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,tuned-layer,retrained", "--out", str(tmp_path)]
     first = CliRunner().invoke(app, call)
     assert first.exit_code == 0, first.output
     assert "digits, self-tuning, per layer, seed 0: test nll" in first.output
     assert (tmp_path / "rates.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert ", retrained, seed 0: test nll" in first.output
     assert "| self-tuning, per layer | 1 |" in (tmp_path / "table.md").read_text()
     assert json.loads((tmp_path / "summary.json").read_text())["digits"]["seeds"] == [0]
     before = (tmp_path / "digits.json").read_text()
