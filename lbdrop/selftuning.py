@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
-from lbdrop.dropout import NoiseLayer, learned_layers
+from lbdrop.around import Around, Widths
+from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
+from lbdrop.held_out import HeldOut
 from lbdrop.masks import use
 from lbdrop.rules import Evaluation
 from lbdrop.slopes import Slopes
@@ -83,7 +84,7 @@ class SelfTuning:
             )
         if start is not None and not 0 < start < 1:
             raise DropoutError(f"start: want a rate strictly between 0 and 1, or None for the model's own, got {start}")
-        self.model, self.held_out, self.examples = model, held_out, examples
+        self.model, self.examples = model, examples
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
         self.window = max(5.0, self.settles / every / WINDOWS)
@@ -91,10 +92,7 @@ class SelfTuning:
         self.logits = list({id(layer.logit): layer.logit for layer in self.layers.values()}.values())
         if not self.logits:
             raise DropoutError("self-tuning: want a model with learned dropouts; call lbdrop.convert(model) first")
-        self._batches = self._again_and_again()
-        self._first: Any = None
-        self._held: int | None = None
-        self._owed, self._rest = 0.0, None
+        self.held_out = HeldOut(held_out, self.logits[0])
         self.last_held_out: Tensor | None = None
         self._answer(example)
         first = next(iter(self.layers.values()))
@@ -127,7 +125,9 @@ class SelfTuning:
             return self._around_now(evaluation)
         if self.settled:
             self._settle()
-            return self._around_now(evaluation.instead(self._with_held_out(evaluation.batch)))
+            if self.examples is not None:
+                evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
+            return self._around_now(evaluation)
         expected = self._around_now(evaluation)
         self.slopes.steps += 1
         if self.slopes.steps % self.every == 0:
@@ -136,9 +136,13 @@ class SelfTuning:
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         """The training loss: around the present rates while they move, at them when they are settled."""
-        around = _Around(self, looking=not self.settled)
+        around = self._around(0.0 if self.settled else self.spread)
         with around.opened():
             return evaluation.sampled(around, self.masks).mean()
+
+    def _around(self, spread: float, follow: bool = False) -> Around:
+        layers = list(self.layers.values())
+        return Around(layers, self.logits, spread, masks=self.masks, follow=follow, generator=self.generator)
 
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""
@@ -158,8 +162,8 @@ class SelfTuning:
 
     def look(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch rates"], Float[Tensor, "batch rates"]]:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
-        batch = next(self._batches)
-        around = _Around(self, follow=True)
+        batch = self.held_out.next()
+        around = self._around(self.spread, follow=True)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()  # running statistics, and dropout that is not ours, as at test
         try:
@@ -183,34 +187,6 @@ class SelfTuning:
             if learns:
                 logit.data = torch.where(off & (logit.data > edge), OFF, logit.data)
                 logit.requires_grad_(False)
-
-    def _with_held_out(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The batch with as many of its examples replaced by held-out ones as these are among all examples."""
-        if self.examples is None:
-            return batch
-        if self._held is None:
-            self._held = sum(_size(each) for each in self.held_out)
-        self._owed += _size(batch) * self._held / (self._held + self.examples)
-        count = int(self._owed)
-        if not count:
-            return batch
-        self._owed -= count
-        back = self._next_held_out(count)
-        try:
-            return tree_map(lambda own, held: torch.cat([own[count:], held.to(own.device)]), batch, back)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise DropoutError(
-                "held_out: want batches like those of training, so that its examples can be given back, got"
-                f" {error}; pass examples=None to keep them out"
-            ) from error
-
-    def _next_held_out(self, count: int) -> tuple[Any, ...]:
-        while self._rest is None or _size(self._rest) < count:
-            more = next(self._batches)
-            self._rest = more if self._rest is None else tree_map(lambda a, b: torch.cat([a, b]), self._rest, more)
-        found = tree_map(lambda t: t[:count], self._rest)
-        self._rest = tree_map(lambda t: t[count:], self._rest)
-        return found
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What an optimiser has to move, by name."""
@@ -240,16 +216,15 @@ class SelfTuning:
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
-        self._batches, self._first, self._rest, self._owed = self._again_and_again(), None, None, 0.0
+        self.held_out.restart()
 
     # --------------------------------------------------------------------------------------------------- preparations
 
     def _answer(self, example: Any) -> None:
         """Run an example to see how many units reach each dropout, everywhere it is called, and give them responses."""
         if example is None:
-            self._first = next(self._batches)
-            example = self._first[0]
-        seen = _Widths()
+            example = self.held_out.peek()[0]
+        seen = Widths()
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
@@ -277,22 +252,6 @@ class SelfTuning:
             if layer in self.layers.values():
                 layer.answer(len(self.logits), width, dims)
 
-    def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
-        while True:
-            if self._first is not None:
-                first, self._first = self._first, None
-                yield first
-            empty = True
-            for batch in self.held_out:
-                empty = False
-                parts = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-                yield tree_map(lambda t: t.to(self.logits[0].device) if isinstance(t, Tensor) else t, parts)
-            if empty:
-                raise DropoutError(
-                    "held_out: want batches that can be gone through again and again, got none; give a DataLoader or a"
-                    " list, not a generator"
-                )
-
     def rates(self) -> dict[str, float]:
         """The mean rate of each layer as it is now."""
         return {name: layer.p for name, layer in self.layers.items()}
@@ -309,78 +268,9 @@ def _logit(rate: float) -> float:
     return math.log1p(-rate) - math.log(rate)
 
 
-def _size(batch: Any) -> int:
-    """How many examples a batch has."""
-    found = next((leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
-    if found is None:
-        raise DropoutError(
-            f"held_out: want batches of tensors, got {type(batch).__name__}; pass examples=None to keep them out"
-        )
-    return len(found)
-
-
-class _Widths:
-    """A source of no masks that notes who asks, and with how many units."""
-
-    def __init__(self) -> None:
-        self.found: set[tuple[NoiseLayer, int, int]] = set()
-
-    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
-        assert layer.width is not None
-        self.found.add((layer, layer.width, x.dim()))
-
-
 @contextmanager
 def _recurrent_by_hand(model: nn.Module) -> Iterator[None]:
     """cuDNN's recurrent layers have no backward pass in eval mode; torch's own have."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         yield
-
-
-class _Around:
-    """The offsets of one pass, drawn when the first layer shows how many examples there are; none when rates are settled."""
-
-    def __init__(self, rule: SelfTuning, looking: bool = True, follow: bool = False):
-        self.rule, self.looking, self.follow = rule, looking, follow
-        self.offsets: Tensor | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for layer in self.rule.layers.values():
-                layer.offsets = None
-
-    def begin(self) -> None:
-        self.offsets = None
-
-    def look(self, layer: NoiseLayer, examples: int) -> None:
-        if not self.looking or layer.responses is None:
-            return
-        if self.offsets is None:
-            logits = self.rule.logits
-            dtype, device = torch.promote_types(logits[0].dtype, torch.float32), logits[0].device
-            size = (examples, len(logits))
-            noise = torch.empty(size, dtype=dtype, device=device).normal_(generator=self.rule.generator)
-            self.offsets = (noise * self.rule.spread).requires_grad_(self.follow)
-        if len(self.offsets) != examples:
-            raise DropoutError(
-                f"self-tuning: want the same examples at every dropout, got {len(self.offsets)} and {examples}; name the"
-                " examples' axis by batch_dim"
-            )
-        layer.offsets = self.offsets
-
-    # As a Drawer: masks at the shifted rates.
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        self.look(layer, shape[layer.batch_dim])
-        return layer.draw(self.rule.masks, shape, x, self.rule.generator)
-
-    def seen(self, use: int, x: Tensor) -> None:
-        pass
-
-    # As a MaskSource: no masks, but the offsets.
-    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
-        self.look(layer, x.shape[layer.batch_dim])
-        return None

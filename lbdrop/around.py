@@ -1,0 +1,89 @@
+"""One pass around the present rates: every example at offsets of its own, the same at all layers."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lbdrop.dropout import NoiseLayer
+from lbdrop.errors import DropoutError
+
+__all__ = ["Around", "Widths"]
+
+
+class Around:
+    """The offsets of one pass, drawn when the first layer shows how many examples there are.
+
+    Args:
+        layers: the layers whose rates are learned.
+        logits: the rates, each once.
+        spread: standard deviation of the offsets; 0 stays at the rates as they are.
+        masks: masks to draw for each example.
+        follow: whether the offsets are wanted with a gradient.
+        generator: draws offsets and masks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[NoiseLayer],
+        logits: Sequence[Tensor],
+        spread: float,
+        *,
+        masks: int = 1,
+        follow: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        self.layers, self.logits, self.spread = layers, logits, spread
+        self.masks, self.follow, self.generator = masks, follow, generator
+        self.offsets: Tensor | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.offsets = None
+
+    def begin(self) -> None:
+        self.offsets = None
+
+    def look(self, layer: NoiseLayer, examples: int) -> None:
+        if not self.spread or layer.responses is None:
+            return
+        if self.offsets is None:
+            like = self.logits[0]
+            dtype, size = torch.promote_types(like.dtype, torch.float32), (examples, len(self.logits))
+            noise = torch.empty(size, dtype=dtype, device=like.device).normal_(generator=self.generator)
+            self.offsets = (noise * self.spread).requires_grad_(self.follow)
+        if len(self.offsets) != examples:
+            raise DropoutError(
+                f"self-tuning: want the same examples at every dropout, got {len(self.offsets)} and {examples}; name the"
+                " examples' axis by batch_dim"
+            )
+        layer.offsets = self.offsets
+
+    # As a Drawer: masks at the shifted rates.
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        self.look(layer, shape[layer.batch_dim])
+        return layer.draw(self.masks, shape, x, self.generator)
+
+    def seen(self, use: int, x: Tensor) -> None:
+        pass
+
+    # As a MaskSource: no masks, but the offsets.
+    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
+        self.look(layer, x.shape[layer.batch_dim])
+        return None
+
+
+class Widths:
+    """A source of no masks that notes who asks, and with how many units."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[NoiseLayer, int, int]] = set()
+
+    def mask(self, layer: NoiseLayer, x: Tensor) -> None:
+        assert layer.width is not None
+        self.found.add((layer, layer.width, x.dim()))

@@ -1,0 +1,99 @@
+"""Held-out data: batches to look at again and again, and examples to give back to training when rates are settled."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from lbdrop.errors import DropoutError
+
+__all__ = ["HeldOut"]
+
+
+class HeldOut:
+    """Batches of held-out data, without end.
+
+    Args:
+        batches: a ``DataLoader``, or a list; gone through again and again.
+        like: a parameter of the model; batches are handed out where it is.
+
+    Example:
+        >>> held_out = HeldOut([(torch.tensor([8, 9]),)], like=torch.zeros(()))
+        >>> held_out.mixed((torch.arange(4),), examples=2)  # two of four examples are held out, so two of every four
+        (tensor([2, 3, 8, 9]),)
+    """
+
+    def __init__(self, batches: Iterable[Any], like: Tensor):
+        self.batches, self.like = batches, like
+        self._count: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self._stream = self._again_and_again()
+        self._first: Any = None
+        # Examples that are to be given back, in fractions of one, and those of a batch that have not been yet.
+        self._owed, self._rest = 0.0, []
+
+    def next(self) -> tuple[Any, ...]:
+        """The next batch, as what a loss function is called with."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return next(self._stream)
+
+    def peek(self) -> tuple[Any, ...]:
+        """The next batch, which will still be the next."""
+        self._first = self.next()
+        return self._first
+
+    def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
+        """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
+        if self._count is None:
+            self._count = sum(_size(tree_flatten(each)[0]) for each in self.batches)
+        leaves, form = tree_flatten(batch)
+        self._owed += _size(leaves) * self._count / (self._count + examples)
+        count = int(self._owed)
+        if not count:
+            return batch
+        self._owed -= count
+        try:
+            own = [leaf[count:] for leaf in leaves]
+            return tree_unflatten([torch.cat(both) for both in zip(own, self._taken(count), strict=True)], form)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise DropoutError(
+                "held_out: want batches like those of training, so that its examples can be given back, got"
+                f" {error}; pass examples=None to keep them out"
+            ) from error
+
+    def _taken(self, count: int) -> list[Tensor]:
+        """So many examples, as the leaves of their batch."""
+        while not self._rest or _size(self._rest) < count:
+            more = tree_flatten(self.next())[0]
+            self._rest = [torch.cat(both) for both in zip(self._rest, more, strict=True)] if self._rest else more
+        found = [leaf[:count] for leaf in self._rest]
+        self._rest = [leaf[count:] for leaf in self._rest]
+        return found
+
+    def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
+        while True:
+            empty = True
+            for batch in self.batches:
+                empty = False
+                parts = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+                yield tree_map(lambda t: t.to(self.like.device) if isinstance(t, Tensor) else t, parts)
+            if empty:
+                raise DropoutError(
+                    "held_out: want batches that can be gone through again and again, got none; give a DataLoader or a"
+                    " list, not a generator"
+                )
+
+
+def _size(leaves: list[Any]) -> int:
+    """How many examples a batch of these leaves has."""
+    found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+    if found is None:
+        raise DropoutError("held_out: want batches of tensors, got none in one; pass examples=None to keep them out")
+    return len(found)
