@@ -8,22 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from documented import FENCED, PAGES, ROOT, name
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import lbdrop
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
 
 
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def code(path: Path) -> str:
-    """The Python blocks of a page at their own lines, so that an error names the line of the page."""
+    """The Python blocks of a page at their own lines, found line by line: not as those that run are, to compare with."""
     inside, lines = False, []
     for line in path.read_text().splitlines():
         fence = line.startswith("```")
@@ -41,10 +36,29 @@ def preamble() -> dict[str, Any]:
             "train": TensorDataset(x, y), "__name__": "page"}  # fmt: skip
 
 
+def shape(text: str) -> list[str]:
+    """Words without their numbers, which differ between machines."""
+    return re.sub(r"\d[\d.]*(?:e-?\d+)?", "0", text).split()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_a_page_runs_and_prints_what_stands_below_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)  # what a page writes beside itself stays out of the checkout
-    exec(compile(code(page), str(page), "exec"), preamble())
+    names, said, text = preamble(), "", page.read_text()
+    for found in FENCED.finditer(text):
+        if found[1].strip() == "python":
+            above = "\n" * (text.count("\n", 0, found.start()) + 1)  # so that an error names the line of the page
+            exec(compile(above + found[2], str(page), "exec"), names)
+            said = capsys.readouterr().out
+        elif found[1].strip() == "text":
+            assert shape(said) == shape(found[2]), said
+
+
+def test_an_output_may_differ_in_its_numbers_alone() -> None:
+    assert shape("rate 0.25, 1 left") == shape("rate 1e-3,\n12 left")
+    assert shape("rate 0.25, 1 left") != shape("rate 0.25, 1 right")
 
 
 def test_code_is_found_at_its_own_line(tmp_path: Path) -> None:
