@@ -1,0 +1,52 @@
+"""What one self-tuned run costs beside one at a fixed rate: whole runs of the same length, side by side.
+
+Claim: a learned run costs at most 1.5 fixed ones, so a third of a grid of six. Run: ``python -m benchmarks.self_tuning``.
+Networks of a few thousand weights measure Python, larger ones arithmetic; here is one of each kind, and one between.
+"""
+
+import statistics
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from experiments.rates import run
+from experiments.rates.contestants import CONTESTANTS
+from experiments.rates.tasks import TASKS
+from lbdrop.records import provenance, write_json
+
+RESULTS = Path(__file__).parent / "results"
+WHO = ("fixed-0.1", "tuned-layer")
+
+
+def main(
+    tasks: Annotated[str, typer.Option(help="Tasks and their epochs, with commas.")] = (
+        "uci-boston:60,digits:60,fashion-3000-mlp:20,fashion-3000-cnn:4"
+    ),
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each, in turn; medians are reported.")] = 5,
+    data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
+    out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
+) -> None:
+    """Time fixed and self-tuned runs of some tasks, on one thread."""
+    torch.set_num_threads(1)
+    rows: dict[str, Any] = {}
+    for name, epochs in (each.split(":") for each in tasks.split(",")):
+        seconds: dict[str, list[float]] = {who: [] for who in WHO}
+        for seed in range(repeats + 1):  # the first of each warms up, and is not counted
+            for who in WHO:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    record = run.run(TASKS[name], CONTESTANTS[who], seed % 3, folder=data, epochs=int(epochs))
+                seconds[who] += [record["seconds"]["cpu"]] if seed else []
+        fixed, tuned = (statistics.median(seconds[who]) for who in WHO)
+        rows[name] = {"epochs": int(epochs), "seconds": seconds, "ratio": tuned / fixed}
+        Console().print(f"{name}: a self-tuned run costs {tuned / fixed:.2f} fixed ones ({fixed:.2f} s of CPU)")
+    target = out or RESULTS / "self_tuning.json"
+    write_json(target, {"settings": {"repeats": repeats, "threads": 1}, "provenance": provenance(), "tasks": rows})
+
+
+if __name__ == "__main__":
+    typer.run(main)
