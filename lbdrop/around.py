@@ -56,6 +56,9 @@ class Around:
             like = self.logits[0]
             dtype, size = torch.promote_types(like.dtype, torch.float32), (examples, len(self.logits))
             noise = torch.empty(size, dtype=dtype, device=like.device).normal_(generator=self.generator)
+            for rate, logit in enumerate(self.logits):
+                if not logit.requires_grad:  # it stays where it is: nothing to answer to
+                    noise[:, rate] = 0
             self.offsets = (noise * self.spread).requires_grad_(self.follow)
         if len(self.offsets) != examples:
             raise DropoutError(

@@ -21,14 +21,22 @@ class HeldOut:
 
     Example:
         >>> held_out = HeldOut([(torch.tensor([8, 9]),)], like=torch.zeros(()))
+        >>> held_out.count()
         >>> held_out.mixed((torch.arange(4),), examples=2)  # two of four examples are held out, so two of every four
         (tensor([2, 3, 8, 9]),)
     """
 
     def __init__(self, batches: Iterable[Any], like: Tensor):
         self.batches, self.like = batches, like
-        self._count: int | None = None
+        self._count = 0
         self.restart()
+
+    def count(self) -> None:
+        """How many examples there are, which giving back needs to know; before training, for it may go through them once."""
+        try:
+            self._count = len(self.batches.dataset)  # pyright: ignore[reportAttributeAccessIssue]
+        except (AttributeError, TypeError):
+            self._count = sum(_size(tree_flatten(each)[0]) for each in self.batches)
 
     def restart(self) -> None:
         """Begin anew."""
@@ -51,8 +59,6 @@ class HeldOut:
 
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
-        if self._count is None:
-            self._count = sum(_size(tree_flatten(each)[0]) for each in self.batches)
         leaves, form = tree_flatten(batch)
         self._owed += _size(leaves) * self._count / (self._count + examples)
         count = int(self._owed)
@@ -61,17 +67,19 @@ class HeldOut:
         self._owed -= count
         try:
             own = [leaf[count:] for leaf in leaves]
-            return tree_unflatten([torch.cat(both) for both in zip(own, self._taken(count), strict=True)], form)
+            return tree_unflatten([torch.cat(both) for both in zip(own, self._taken(count, form), strict=True)], form)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DropoutError(
                 "held_out: want batches like those of training, so that its examples can be given back, got"
                 f" {error}; pass examples=None to keep them out"
             ) from error
 
-    def _taken(self, count: int) -> list[Tensor]:
-        """So many examples, as the leaves of their batch."""
+    def _taken(self, count: int, form: Any) -> list[Tensor]:
+        """So many examples, as the leaves of a batch of this form."""
         while not self._rest or _size(self._rest) < count:
-            more = tree_flatten(self.next())[0]
+            more, theirs = tree_flatten(self.next())
+            if theirs != form:
+                raise TypeError(f"{theirs.num_leaves} tensors, or in another order, instead of {form.num_leaves}")
             self._rest = [torch.cat(both) for both in zip(self._rest, more, strict=True)] if self._rest else more
         found = [leaf[:count] for leaf in self._rest]
         self._rest = [leaf[count:] for leaf in self._rest]

@@ -157,7 +157,7 @@ class Objective:
             if examples is None:
                 raise DropoutError(
                     "examples: want the size of the training set, as in Objective(model, examples=50_000), or data for the"
-                    " rates to follow, as in Objective(model, held_out=loader)"
+                    " rates to follow, as in Objective(model, held_out=loader, steps=10_000)"
                 )
             rule = Bound(self.core, examples)
         self.rule = rule
@@ -323,7 +323,7 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
 
     Args:
         model: a model with learned dropouts.
-        rate_lr: learning rate of the logits; by default the optimiser's.
+        rate_lr: learning rate of the logits, and of the responses under self-tuning; by default the optimiser's.
         options: settings of the weights' group, such as ``lr`` or ``weight_decay``.
     """
     logits = {id(layer.logit): layer.logit for layer in noise_layers(model).values() if layer.learns}

@@ -39,6 +39,8 @@ PATIENCE = 50
 LOWEST, HIGHEST = 0.03, 0.9
 # The looks are forgotten over a tenth of them; before half of that has been seen no rate moves.
 WINDOWS = 10
+# Of the steps until rates are settled, those after which rates may be switched off, so that weights have time without them.
+SIFTED = 0.7
 # The logit of a rate that is switched off.
 OFF = 50.0
 
@@ -53,7 +55,7 @@ class SelfTuning:
         examples: how many training examples there are beside them; with it, held-out examples are given back, that is,
             trained on at their share of every batch, once rates are settled. ``None`` keeps them out.
         start: the rate that all begin at, whatever the model's own were; ``None`` begins at those.
-        share: of the steps, how many until rates are settled.
+        share: of the steps, how many until rates are settled; those that are of no use are switched off a little before.
         spread: σ, how far around the present rates the network learns to answer, in logits.
         every: how many training steps to one look at held-out data.
         masks: through how many masks the weights are trained in each step.
@@ -70,7 +72,7 @@ class SelfTuning:
         steps: int,
         examples: int | None = None,
         start: float | None = 0.1,
-        share: float = 0.4,
+        share: float = 0.5,
         spread: float = 1.0,
         every: int = 4,
         masks: int = 1,
@@ -87,12 +89,16 @@ class SelfTuning:
         self.model, self.examples = model, examples
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
+        self.sifts = math.ceil(SIFTED * self.settles)
+        self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
         self.logits = list({id(layer.logit): layer.logit for layer in self.layers.values()}.values())
         if not self.logits:
             raise DropoutError("self-tuning: want a model with learned dropouts; call lbdrop.convert(model) first")
         self.held_out = HeldOut(held_out, self.logits[0])
+        if examples is not None:
+            self.held_out.count()
         self.last_held_out: Tensor | None = None
         self._answer(example)
         first = next(iter(self.layers.values()))
@@ -116,15 +122,17 @@ class SelfTuning:
     @property
     def settled(self) -> bool:
         """Whether the rates are what they will be."""
-        return self.slopes.steps >= self.settles
+        return self.slopes.steps >= self.settles or not any(logit.requires_grad for logit in self.logits)
 
     # ------------------------------------------------------------------------------------------------------ one step
 
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         if not torch.is_grad_enabled():
             return self._around_now(evaluation)
+        if self._fresh:
+            self._take_up()
         if self.settled:
-            self._settle()
+            self._stay(self.logits)
             if self.examples is not None:
                 evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
             return self._around_now(evaluation)
@@ -132,6 +140,8 @@ class SelfTuning:
         self.slopes.steps += 1
         if self.slopes.steps % self.every == 0:
             self._look(evaluation)
+        if self.slopes.steps in (self.sifts, self.settles):
+            self._switch_off()
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
@@ -177,16 +187,26 @@ class SelfTuning:
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
-    def _settle(self) -> None:
-        """Rates stay; those at the lower edge whose slope still points below it are switched off."""
-        learning = [logit.requires_grad for logit in self.logits]
-        if not any(learning):
-            return
+    def _switch_off(self) -> None:
+        """Rates at the lower edge whose slope still points below it; asks the device once."""
         edge = _logit(LOWEST) - 0.05
-        for logit, learns, off in zip(self.logits, learning, self.slopes.surely_down(), strict=True):
-            if learns:
-                logit.data = torch.where(off & (logit.data > edge), OFF, logit.data)
-                logit.requires_grad_(False)
+        down = self.slopes.surely_down().tolist()
+        off = [a for a, d in zip(self.logits, down, strict=True) if a.requires_grad and d and bool((a > edge).all())]
+        for logit in off:
+            logit.data.fill_(OFF)
+        self._stay(off)
+
+    def _stay(self, logits: list[nn.Parameter]) -> None:
+        for logit in logits:
+            logit.requires_grad_(False)
+
+    def _take_up(self) -> None:
+        """A state that was loaded has rates that are off, beyond where others can be, but not that they stay so."""
+        self._fresh = False
+        off = [logit for logit in self.logits if logit.requires_grad and bool((logit > _logit(LOWEST) + 1).all())]
+        for logit in off if self.slopes.steps else ():
+            logit.data.fill_(OFF)
+            logit.requires_grad_(False)
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What an optimiser has to move, by name."""

@@ -246,11 +246,12 @@ def test_a_rule_made_anew_goes_on_with_what_was_learned() -> None:
     again = SelfTuning(model, [(x, y)], steps=100)
     assert model[3].responses["8"].stretch is before
     assert again.slopes.steps == 40
-    assert again.settled
+    assert not again.settled
     assert model[0].p == rate
 
 
-def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have() -> None:
+@pytest.mark.parametrize("stopped", [3, 7])
+def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: int) -> None:
     torch.manual_seed(0)
     first, x, y = small()
     batches = [(x[:10], y[:10]), (x[10:], y[10:])]
@@ -273,13 +274,13 @@ def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have() -> None:
     rule, optimizer = made(first)
     train(first, optimizer, rule, range(10))
     rule, optimizer = made(second)
-    train(second, optimizer, rule, range(3))
+    train(second, optimizer, rule, range(stopped))
     third, _, _ = small()
     rule, other = made(third)
     third.load_state_dict(copy.deepcopy(second.state_dict()))
     other.load_state_dict(optimizer.state_dict())
-    assert rule.slopes.steps == 24
-    train(third, other, rule, range(3, 10))
+    assert rule.slopes.steps == min(8 * stopped, 40)
+    train(third, other, rule, range(stopped, 10))
     for name, value in first.state_dict().items():
         torch.testing.assert_close(third.state_dict()[name], value, rtol=0, atol=0)
 
@@ -400,6 +401,21 @@ def test_when_rates_are_settled_they_stay_and_masks_are_drawn_at_them() -> None:
     assert model[0].p == pytest.approx(0.1)
     assert model[0].logit.grad is None
     assert model[3].responses["8"].stretch.grad is None
+
+
+def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
+    model, _, x, y = settled()
+    model[0].logit.data.fill_(50.0)
+    other, _, _ = small()
+    again = Objective(other, SelfTuning(other, [(x, y)], steps=10_000))
+    other.load_state_dict(model.state_dict())
+    again(crossed, x, y).backward()
+    assert other[0].keep == 1.0
+    assert not other[0].logit.requires_grad
+    assert other[3].logit.requires_grad
+    # What stays where it is has nothing to answer to.
+    assert not other[3].responses["8"].stretch.grad[0].any()
+    assert other[3].responses["8"].stretch.grad[1].any()
 
 
 def test_held_out_examples_unlike_the_others_cannot_be_given_back() -> None:

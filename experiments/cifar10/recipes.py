@@ -56,8 +56,8 @@ METHODS = {
     "lbd-unit": Method("LBD, a rate per unit", LearnableDropout, "unit"),
     "lbd-layer": Method("LBD, a rate per layer", LearnableDropout, "layer"),
     "lbd-model": Method("LBD, one rate", LearnableDropout, "model"),
-    "lbd-tuned-layer": Method("LBD, self-tuned, a rate per layer", LearnableDropout, "layer", "self-tuning", (0.5,)),
-    "lbd-tuned-model": Method("LBD, self-tuned, one rate", LearnableDropout, "model", "self-tuning", (0.5,)),
+    "lbd-tuned-layer": Method("LBD, self-tuned, a rate per layer", LearnableDropout, "layer", "self-tuning"),
+    "lbd-tuned-model": Method("LBD, self-tuned, one rate", LearnableDropout, "model", "self-tuning"),
     "concrete": Method("Concrete, a rate per unit", ConcreteDropout, "unit"),
     "gaussian": Method("Gaussian, a variance per unit", GaussianDropout, "unit"),
     "mc": Method("MC dropout", FixedDropout, "layer", starts=(0.5, 0.0, 0.1, 0.3, 0.7, 0.9)),
@@ -95,7 +95,7 @@ class Settings:
     estimator: str = "double-cv-8"
     masks: int = 8
     """Through how many masks weights are trained, in rows that learn no rate by them: nearly free behind VGG's convolutions."""
-    look_every: int = 2
+    look_every: int = 4
     """Training steps to one look at validation images, where rates are tuned by them."""
     constant_lr: bool = False
     augment: bool = True
@@ -158,11 +158,11 @@ def run(
     network = build(settings, weights).to(device)
     if device.type == "cuda":
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    objective = build_objective(settings, network, split)
     batches = Batches(
         split.train, split.train_labels, settings.batch, settings.size, train=True, augment=settings.augment,
         generator=torch.Generator().manual_seed(settings.seed),
     )  # fmt: skip
+    objective = build_objective(settings, network, split, steps=settings.epochs * len(batches))
     rate_lr = settings.rate_lr * METHODS[settings.method].haste
     schedule = Schedule(settings.epochs, settings.lr, rate_lr, constant=settings.constant_lr)
     start = time.perf_counter()
@@ -230,15 +230,19 @@ def build(settings: Settings, weights: Path | None) -> nn.Module:
     return network
 
 
-def build_objective(settings: Settings, network: nn.Module, split: Any) -> Objective:
-    """The paper's bound, or rates that follow the validation images, which the grid is chosen on."""
+def build_objective(settings: Settings, network: nn.Module, split: Any, steps: int) -> Objective:
+    """The paper's bound, or rates that follow the validation images, which the grid is chosen on, in a run of ``steps``."""
     rule, examples = METHODS[settings.method].rule, len(split.train_labels)
     if rule == "self-tuning":
         held_out = Batches(
             split.validation, split.validation_labels, settings.batch, settings.size, train=True,
             generator=torch.Generator().manual_seed(settings.seed),
         )  # fmt: skip
-        return Objective(network, SelfTuning(network, held_out, every=settings.look_every, masks=settings.masks))
+        tuning = SelfTuning(
+            network, held_out, steps=steps, examples=examples, start=settings.rate, every=settings.look_every,
+            masks=settings.masks,
+        )  # fmt: skip
+        return Objective(network, tuning)
     masks = settings.masks if rule == "masks" else 1
     return Objective(network, examples=examples, estimator=settings.estimator, masks=masks)
 
@@ -360,8 +364,9 @@ def _objective(settings: Settings) -> str:
     rule = METHODS[settings.method].rule
     if rule == "self-tuning":
         return (
-            f"weights minimise the mean loss through {settings.masks} masks a step, rates follow the loss of validation images"
-            f" every {settings.look_every} steps"
+            f"weights minimise the mean loss through {settings.masks} masks a step; rates follow the loss of validation images,"
+            f" looked at every {settings.look_every} steps, until 40 % of the steps, then stay, and these images are trained on"
+            " as well, so that measures on them are of training images"
         )
     through = f" through {settings.masks} masks a step" if rule == "masks" else ""
     return f"every method minimises the mean loss{through} plus KL/N with s = 1"

@@ -5,6 +5,7 @@ their own that steps whenever the module's optimiser does. So no optimiser or sc
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,12 @@ class LearnedRates(Callback):
 
     Args:
         rate_lr: learning rate of the rates' Adam; it falls where a schedule of the module's optimiser does. ``None`` leaves
-            the rates to the module's own optimiser.
-        examples: the size of the training set; by default that of the training loader's dataset.
-        held_out: a loader of data that weights are not trained on, for the rates to follow (:class:`lbdrop.SelfTuning`).
+            the rates to the module's own optimiser. With ``held_out`` it is that of the responses: the rule moves the rates.
+        examples: the size of the training set; by default that of the training loader's dataset. With ``held_out`` nothing is
+            guessed: if given, held-out examples are trained on too, at their share, once rates are settled; their batches must
+            then fit behind those of training, along the first axis.
+        held_out: a loader of data that weights are not trained on while rates follow it (:class:`lbdrop.SelfTuning`). The
+            steps of the run are the trainer's, so it has to have an end: ``max_epochs`` or ``max_steps``.
         rule: makes another rule, as in ``lambda module: lbdrop.Bound(module, examples=1000, weight=0.1)``.
         estimator: as for :class:`lbdrop.Objective`.
 
@@ -111,7 +115,7 @@ class LearnedRates(Callback):
                     "LearnedRates: want one process for held_out data, got several; train without held_out"
                 )
             _see_widths(module, next(iter(self.held_out)))
-            return Objective(module, held_out=Whole(self.held_out))
+            return Objective(module, held_out=Whole(self.held_out), steps=_steps(trainer), examples=self.examples)
         examples = self.examples or _count(trainer.train_dataloader)
         return Objective(module, examples=examples, estimator=self.estimator)
 
@@ -194,6 +198,19 @@ def _count(loader: Any) -> int:
             f"examples: want the size of the training set, got {type(loader).__name__} that does not tell; pass it, as in"
             " LearnedRates(examples=50_000)"
         ) from error
+
+
+def _steps(trainer: Any) -> int:
+    """How often ``training_step`` is called in the whole run."""
+    steps = trainer.estimated_stepping_batches  # -1 or infinite where nobody knows
+    if not 0 < steps < math.inf:
+        raise DropoutError(
+            "held_out: want a run of known length, after a share of which rates are settled, got one without an end or a"
+            " loader that does not tell its length; pass Trainer(max_steps=...)"
+        )
+    # The last step of an epoch may accumulate fewer batches than the others.
+    epochs = trainer.num_training_batches * trainer.max_epochs if trainer.max_epochs > 0 else math.inf
+    return int(min(steps * trainer.accumulate_grad_batches, epochs))
 
 
 def _see_widths(module: Any, batch: Any) -> None:

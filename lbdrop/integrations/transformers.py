@@ -127,9 +127,12 @@ class LearnedRatesMixin(Base):
     """Learned rates for a ``Trainer`` or a subclass: ``class MyTrainer(LearnedRatesMixin, Seq2SeqTrainer): ...``.
 
     Args:
-        rate_lr: learning rate of the rates, at the start of the trainer's schedule.
-        examples: the size of the training set; by default the length of ``train_dataset``.
-        held_out: a dataset that weights are not trained on, for the rates to follow (:class:`lbdrop.SelfTuning`).
+        rate_lr: learning rate of the rates, at the start of the trainer's schedule; with ``held_out`` that of the responses:
+            the rule moves the rates.
+        examples: the size of the training set; by default the length of ``train_dataset``. With ``held_out`` nothing is
+            guessed: if given, held-out examples are trained on too, at their share, once rates are settled; all batches must
+            then be padded to one length.
+        held_out: a dataset that weights are not trained on while rates follow it (:class:`lbdrop.SelfTuning`).
         rule: makes another rule, as in ``lambda model: lbdrop.Bound(model, examples=1000, weight=0.1)``.
         estimator: as for :class:`lbdrop.Objective`.
 
@@ -153,6 +156,7 @@ class LearnedRatesMixin(Base):
             rate_lr, examples, held_out, rule, estimator,
         )  # fmt: skip
         self._objective: Objective | None = None
+        self._steps: int | None = None
         super().__init__(*args, **kwargs)
         self.model: Any = converted(self.model)
 
@@ -163,10 +167,22 @@ class LearnedRatesMixin(Base):
             if self.rule is not None:
                 self._objective = Objective(self.model, self.rule(self.model), estimator=self.estimator)
             elif self.held_out is not None:
-                self._objective = Objective(self.model, held_out=Whole(self.get_eval_dataloader(self.held_out)))
+                if self._steps is None:  # asked for before training
+                    self.set_initial_training_values(self.args, self.get_train_dataloader())
+                loader = Whole(self.get_eval_dataloader(self.held_out))
+                self._objective = Objective(self.model, held_out=loader, steps=self._steps, examples=self.examples)
             else:
                 self._objective = Objective(self.model, examples=self._count(), estimator=self.estimator)
         return self._objective
+
+    def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:
+        """What the trainer finds before training, overheard: self-tuning wants to know how often it will be called."""
+        values = super().set_initial_training_values(args, dataloader, *more)
+        epochs, *_, batches, steps = values
+        called = steps * args.gradient_accumulation_steps
+        # The last step of an epoch may accumulate fewer batches than the others.
+        self._steps = min(called, epochs * batches) if batches else called
+        return values
 
     def _count(self) -> int:
         if self.examples is None and not hasattr(self.train_dataset, "__len__"):

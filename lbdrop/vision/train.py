@@ -40,7 +40,7 @@ class Schedule:
     epochs: int
     lr: float
     rate_lr: float
-    """Learning rate of the dropout logits."""
+    """Learning rate of the dropout logits; under self-tuning, which moves these itself, of their responses."""
     warmup: float = 0.05
     """Share of all steps; the whole schedule is constant if ``constant``."""
     constant: bool = False
@@ -70,13 +70,16 @@ class Classifier(L.LightningModule):
         self.batch_generator: torch.Generator | None = None
 
     def on_train_epoch_start(self) -> None:
-        # Masks and batches by epoch, so that a run taken up again draws what it would have drawn.
+        # Masks, batches and held-out data by epoch, so that a run taken up again draws what it would have drawn.
         seed = self.seed * 1_000_003 + self.current_epoch
         torch.manual_seed(seed)
         if self.batch_generator is not None:
             self.batch_generator.manual_seed(seed)
         if self.objective is not None and isinstance(self.objective.rule, SelfTuning):
             self.objective.rule.restart()
+            held_out = getattr(self.objective.rule.held_out.batches, "generator", None)
+            if held_out is not None:
+                held_out.manual_seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         # Without an objective, the plain loop that everybody writes: what time is compared with.
@@ -240,7 +243,7 @@ def train(
     network = module.network
     device = next(network.parameters()).device
     ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    # Rates that follow held-out data have no gradient between two looks at it.
+    # Rates that follow held-out data have no gradient, and their responses none once rates are settled.
     tuned = module.objective is not None and isinstance(module.objective.rule, SelfTuning)
     trainer = L.Trainer(
         max_epochs=module.schedule.epochs,

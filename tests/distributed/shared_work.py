@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lbdrop
-from lbdrop import LearnableDropout, Objective
+from lbdrop import LearnableDropout, Objective, SelfTuning
+from lbdrop.around import Around
+from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Draw, Estimator
 from lbdrop.metrics.ranking_streams import Ranking
 from lbdrop.recommend import loop, vae
@@ -92,21 +94,35 @@ def core_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]:
     return gradients(model)
 
 
-def tuned_gradients(rank: int, ranks: int, wrapped: bool) -> list[dict[str, Tensor]]:
-    """Of two self-tuning steps, of which the second looks at held-out data."""
+def tuned(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
+    """Weights, responses and rates after self-tuning, with the share of the offsets and masks that one process would draw."""
     model, rows = network(), share(rank, ranks)
-    generator = torch.Generator().manual_seed(rank)
-    objective = Objective(model, held_out=[data()], generator=generator)
-    for p in model.parameters():  # responses begin at zero, and rates have no gradient through them
-        nn.init.normal_(p, std=0.3, generator=torch.Generator().manual_seed(3)) if p.dim() else None
+    generator = torch.Generator().manual_seed(2)
+    x, y = data()
+    held_out = x.flip(1), y
+    rule = SelfTuning(model, [tuple(each[rows] for each in held_out)], steps=60, every=1, generator=generator)
+    model.double()  # the responses too
+    objective = Objective(model, rule)
     if wrapped:
         objective.model = DistributedDataParallel(model, find_unused_parameters=True)
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        objective(losses, *(each[rows] for each in data())).backward()
-        found.append(gradients(model))
-    return found
+    optimizer = torch.optim.SGD(lbdrop.parameter_groups(model, lr=0.3, rate_lr=0.3))
+    look, uniforms = Around.look, NoiseLayer.uniforms
+
+    def offsets(self: Around, layer: NoiseLayer, examples: int) -> None:
+        if self.offsets is None and self.spread:
+            whole = torch.randn(EXAMPLES, len(rule.logits), dtype=torch.float64, generator=generator)
+            self.offsets = whole[rows].requires_grad_(self.follow)
+        look(self, layer, examples)
+
+    def masks(self: NoiseLayer, shape: Any, *rest: Any) -> Tensor:
+        return uniforms(self, (shape[0], EXAMPLES, *shape[2:]), *rest)[:, rows]
+
+    with mock.patch.object(Around, "look", offsets), mock.patch.object(NoiseLayer, "uniforms", masks):
+        for _ in range(40):  # rates move for 24 of them
+            optimizer.zero_grad()
+            objective(losses, x[rows], y[rows]).backward()
+            optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 # ------------------------------------------------------------------------------------------------------ the recommender
@@ -217,12 +233,13 @@ def classified(rule: str, **options: Any) -> tuple[nn.Module, list[dict[str, Any
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16), nn.ReLU(), dropout, nn.Linear(16, 4))  # fmt: skip
     images, labels = pictures()
     batches = Batches(images, labels, 20, train=True, augment=True, generator=torch.Generator())
-    objective = None
+    objective, epochs = None, options.pop("epochs", 12)
     if rule == "bound":
         objective = Objective(model, examples=len(labels))
     elif rule == "self-tuned":
-        objective = Objective(model, held_out=[(images[:20].float() / 255, labels[:20])])
-    schedule = Schedule(options.pop("epochs", 12), lr=1e-2, rate_lr=3e-2)
+        held_out = [(images[:20].float() / 255, labels[:20])]
+        objective = Objective(model, held_out=held_out, steps=epochs * len(batches), examples=len(labels))
+    schedule = Schedule(epochs, lr=1e-2, rate_lr=3e-2)
     return model, fit_images(model, objective, batches, schedule, seed=13, progress=False, **options)
 
 

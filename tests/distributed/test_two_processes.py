@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,15 @@ def test_the_recommenders_gradients_equal_those_of_one_process(name: str, two: l
         assert furthest(found[name], one) < 1e-6
 
 
-def test_self_tuned_gradients_are_the_mean_over_processes_and_rates_have_one_only_at_a_look(
-    two: list[dict[str, Any]],
-) -> None:
-    for step in range(2):
-        alone = [found["tuned"][1][step] for found in two]
-        assert furthest(*alone) > 1e-3  # each has its own data and masks
-        mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
-        for found in two:
-            assert furthest(found["tuned"][0][step], mean) < 1e-12
-        assert ("2.logit" in mean) == (step == 1)
+def test_self_tuned_rates_follow_the_held_out_examples_of_all_processes(two: list[dict[str, Any]]) -> None:
+    one = work.tuned(0, 1, wrapped=False)
+    assert one["2.responses.6.stretch"].abs().max() > 1e-3
+    together, alone = ([found["tuned"][way] for found in two] for way in (0, 1))
+    assert furthest(*together) == 0
+    assert furthest(together[0], one) < 1e-6
+    # Each has its own data: by itself it would have gone elsewhere.
+    rates = [{name: found[name].sigmoid() for name in ("2.logit", "5.logit")} for found in (*alone, one)]
+    assert min(furthest(a, b) for a, b in combinations(rates, 2)) > 0.01
 
 
 def test_the_same_seed_gives_every_process_masks_of_its_own(two: list[dict[str, Any]]) -> None:
@@ -153,10 +153,11 @@ def test_a_fit_to_images_with_learned_rates_reaches_the_accuracy_of_one_process(
     for found in two:
         weights, loss, accuracy = found[f"images {rule}"]
         assert furthest(weights, two[0][f"images {rule}"][0]) == 0
-        # 160 images that all processes get right but for a few; the loss is that of other masks.
+        # 160 images that all processes get right but for a few. The loss is that of other masks; self-tuned, the last one of a
+        # single process is .02 to .25 over five seeds, so differences have a standard deviation of .13.
         assert accuracy == pytest.approx(work.accuracy(model), abs=0.08)
-        assert loss == pytest.approx(epochs[-1]["loss"], abs=0.15)
-        assert found[f"rates {rule}"][0] != pytest.approx(0.3, abs=1e-4)
+        assert loss == pytest.approx(epochs[-1]["loss"], abs=0.15 if rule == "bound" else 0.4)
+        assert found[f"rates {rule}"][0] != pytest.approx(0.3 if rule == "bound" else 0.1, abs=1e-4)
 
 
 def test_a_run_of_two_processes_is_taken_up_again_from_one_file(two: list[dict[str, Any]], folder: Path) -> None:

@@ -84,7 +84,7 @@ def refusals() -> dict[str, str]:
     model = work.network()
     wrapped = DistributedDataParallel(model)
     for name, make in {
-        "late": lambda: Objective(wrapped, held_out=[work.data()]),
+        "late": lambda: Objective(wrapped, held_out=[work.data()], steps=10),
         "other": lambda: setattr(Objective(work.network(), examples=1), "model", wrapped),
     }.items():
         try:
@@ -133,7 +133,7 @@ def main(folder: Path) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     result: dict[str, Any] = {name: work.core_gradients(name, rank, ranks) for name in work.ESTIMATORS}
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
-    result["tuned"] = [work.tuned_gradients(rank, ranks, wrapped=each) for each in (True, False)]
+    result["tuned"] = [work.tuned(rank, ranks, wrapped=each) for each in (True, False)]
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
     result["plain masks"] = plain_masks()
     result["measured"], result["streamed"] = work.measured(shared=True), work.streamed(rank, ranks)

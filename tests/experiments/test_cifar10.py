@@ -28,6 +28,8 @@ def images(train: int = 60, test: int = 30) -> Images:
 
 
 SMALL = recipes.Settings(depth=11, width=32, pool=1, size=32, batch=10, epochs=1, validation=20, samples=3)
+# Long enough for a rate to move before it is settled.
+TUNED = replace(SMALL, method="lbd-tuned-layer", epochs=5, look_every=1)
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
@@ -35,7 +37,8 @@ def test_every_method_runs_and_records_everything(method: str) -> None:
     data = images()
     foreign = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
     shifts = recipes.corruptions(data.test[:30]) if method == "lbd-unit" else None
-    record = recipes.run(replace(SMALL, method=method), data, foreign=foreign, shifts=shifts, progress=False)
+    settings = replace(TUNED if recipes.METHODS[method].rule == "self-tuning" else SMALL, method=method)
+    record = recipes.run(settings, data, foreign=foreign, shifts=shifts, progress=False)
     json.dumps(record, allow_nan=False)
     assert record["label"] == recipes.METHODS[method][0]
     assert {"accuracy", "nll", "brier", "ece", "aurc", "pavpu_mean_entropy", "pavpu_sweep"} <= set(record["test"])
@@ -74,10 +77,11 @@ def test_the_schedule_rises_and_falls_to_zero() -> None:
     assert Schedule(2, 1.0, 1.0, constant=True).factor(7, 9) == 1
 
 
-def test_a_run_taken_up_again_equals_one_that_never_stopped(tmp_path: Path) -> None:
-    data, two = images(), replace(SMALL, epochs=2)
-    whole = recipes.run(two, data, progress=False)
-    # Stop after one of two epochs: the schedule is that of both.
+@pytest.mark.parametrize("settings", [replace(SMALL, epochs=2), TUNED], ids=lambda settings: settings.method)
+def test_a_run_taken_up_again_equals_one_that_never_stopped(settings: recipes.Settings, tmp_path: Path) -> None:
+    data = images()
+    whole = recipes.run(settings, data, progress=False)
+    # Stop after one epoch: the schedule is that of all.
     from lbdrop.vision import train
 
     class Stopped(Exception):
@@ -93,10 +97,10 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(tmp_path: Path) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train._History, "on_train_epoch_start", stop)
         with pytest.raises(Stopped):
-            recipes.run(two, data, checkpoints=tmp_path, progress=False)
+            recipes.run(settings, data, checkpoints=tmp_path, progress=False)
     assert (tmp_path / "last.ckpt").exists()
-    again = recipes.run(two, data, checkpoints=tmp_path, progress=False)
-    assert [e["epoch"] for e in again["history"]] == [0, 1]
+    again = recipes.run(settings, data, checkpoints=tmp_path, progress=False)
+    assert [e["epoch"] for e in again["history"]] == list(range(settings.epochs))
     assert [e["loss"] for e in again["history"]] == [e["loss"] for e in whole["history"]]
     assert (again["test"], again["rates"]) == (whole["test"], whole["rates"])
 

@@ -1,5 +1,6 @@
 """Lightning: a callback gives a module learned rates, and everything else about training stays as it was."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import lbdrop
-from lbdrop.dropout import learned_layers
 from lbdrop.integrations.lightning import LearnedRates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`")
@@ -199,20 +199,60 @@ def test_rates_and_their_histograms_are_in_tensorboard(tmp_path: Path) -> None:
     assert events.Histograms("rates/all")[-1].histogram_value.max == pytest.approx(float(module.net.drop.rate.max()))
 
 
-def test_rates_follow_held_out_data_and_a_checkpoint_has_their_responses(tmp_path: Path) -> None:
-    module, held_out = Module().prepare(), loader(120, 150)
-    fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2, held_out=held_out), max_epochs=3)
-    fitted.fit(module, loader())
-    (layer,) = learned_layers(module).values()
-    assert layer.responses is not None
-    assert abs(layer.p - 0.3) > 0.005
-    fitted.save_checkpoint(tmp_path / "tuned.ckpt")
-    resumed = Module().prepare()
-    trainer(tmp_path, LearnedRates(rate_lr=3e-2, held_out=held_out), max_epochs=4).fit(
-        resumed, loader(), ckpt_path=tmp_path / "tuned.ckpt"
-    )
-    assert layer.responses is not None
-    assert resumed.state_dict().keys() == module.state_dict().keys()
+@pytest.mark.parametrize(("examples", "kept"), [(None, "kept out"), (360, "given back")])
+def test_rates_follow_held_out_data_and_a_run_taken_up_again_ends_where_it_would_have(
+    examples: int | None, kept: str, tmp_path: Path
+) -> None:
+    class Keep(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    def run(path: Path | None, watch: Any) -> tuple[Any, Any]:
+        callback = LearnedRates(rate_lr=3e-2, held_out=loader(120, 150), examples=examples)
+        fitted, module = trainer(tmp_path, callback, max_epochs=6), Module().prepare()
+        fitted.callbacks.append(watch)
+        fitted.fit(module, loader(), ckpt_path=path)
+        assert callback.objective is not None
+        return module, callback.objective.rule
+
+    whole, rule = run(None, Keep())
+    assert kept in repr(rule)
+    layer = whole.net.drop
+    assert rule.settles == layer.slopes.steps == 24  # of 60 steps
+    assert 1e-3 < abs(layer.p - 0.1) < 0.1  # where the rule begins, whatever the module's own 0.3 was
+    saved = torch.load(tmp_path / "1.ckpt")["state_dict"]
+    assert int(saved["net.drop.slopes._extra_state"][0, 0]) == 20
+    resumed, _ = run(tmp_path / "1.ckpt", L.Callback())
+    assert len(resumed.seen) == 40
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"max_epochs": 3}, 30),
+        ({"max_epochs": 3, "accumulate_grad_batches": 4}, 30),
+        ({"max_epochs": 9, "max_steps": 5, "accumulate_grad_batches": 4}, 18),
+        ({"max_epochs": -1, "max_steps": 5}, 5),
+    ],
+)
+def test_self_tuning_is_told_how_often_training_step_is_called(
+    settings: dict[str, int], calls: int, tmp_path: Path
+) -> None:
+    module, callback = Module().prepare(), LearnedRates(held_out=loader(120, 150))
+    trainer(tmp_path, callback, **settings).fit(module, loader())
+    assert callback.objective is not None
+    rule = callback.objective.rule
+    assert isinstance(rule, lbdrop.SelfTuning)
+    assert len(module.seen) == calls
+    assert rule.settles == math.ceil(0.4 * calls)
+
+
+def test_held_out_data_and_a_run_without_an_end_are_refused_with_the_next_step(tmp_path: Path) -> None:
+    callback = LearnedRates(held_out=loader(120, 150))
+    with pytest.raises(lbdrop.DropoutError, match=r"want a run of known length.*Trainer\(max_steps=\.\.\.\)"):
+        trainer(tmp_path, callback, max_epochs=-1).fit(Module().prepare(), loader())
 
 
 def test_a_module_that_steps_its_optimisers_itself_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The Hugging Face Trainer with learned rates: real text, its own losses, its own files."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 
 
 def trained(model: Any, folder: Path, data: dict[str, Tensor], resume: Any = None, **settings: Any) -> Any:
-    ours = ("rate_lr", "held_out", "rule", "compute_loss_func", "eval_dataset", "optimizers", "estimator")
+    ours = ("rate_lr", "examples", "held_out", "rule", "compute_loss_func", "eval_dataset", "optimizers", "estimator")
     given = {key: settings.pop(key) for key in ours if key in settings}
     trainer = LearnedRatesTrainer(model, arguments(folder, **settings), train_dataset=texts.rows(data), **given)  # pyright: ignore
     trainer.remove_callback(PrinterCallback)
@@ -219,11 +220,58 @@ def test_an_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
         trained(model, tmp_path, texts.which_module(0, 20), optimizers=(optimizer, None))
 
 
-def test_rates_follow_held_out_data(tmp_path: Path) -> None:
-    model = bert()
-    trained(model, tmp_path, texts.which_module(0, 80), held_out=texts.rows(texts.which_module(250, 280)), rate_lr=3e-2)
-    assert all(layer.responses is not None for layer in learned_layers(model).values())
-    assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 1e-3
+def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_was_seen(tmp_path: Path) -> None:
+    data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 280))
+    settings = {
+        "held_out": held_out,
+        "rate_lr": 3e-2,
+        "num_train_epochs": 10,
+        "save_strategy": "steps",
+        "save_steps": 12,
+    }
+    whole = trained(bert(), tmp_path, data, **settings)
+    rule = whole.objective.rule
+    assert "kept out" in repr(rule)
+    assert rule.settles == rule.slopes.steps == 16  # of 40 steps
+    assert all(layer.responses is not None for layer in learned_layers(whole.model).values())
+    assert max(abs(layer.p - 0.1) for layer in learned_layers(whole.model).values()) > 0.01
+    assert not any(layer.logit.requires_grad for layer in learned_layers(whole.model).values())
+    kept = load_rates(lbdrop.convert(bert(), verbose=False), tmp_path / "checkpoint-12")
+    slopes = next(iter(learned_layers(kept).values())).slopes
+    assert slopes is not None
+    assert slopes.steps == 12
+    resumed = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-12"), **settings)
+    assert resumed.state.global_step == 40
+    assert resumed.objective.rule.slopes.steps == 16
+    seen = [float(each.slopes.sums[0, 0]) for each in (rule, resumed.objective.rule)]
+    assert seen[0] == pytest.approx(8 * (1 + 0.8 + 0.8**2 + 0.8**3))  # four looks at 8 examples, three before the break
+    assert seen[1] == pytest.approx(seen[0])
+
+
+@pytest.mark.parametrize(("parts", "limit"), [(1, {}), (3, {}), (3, {"max_steps": 3})])
+def test_self_tuning_is_told_how_often_the_loss_is_asked_for(parts: int, limit: dict[str, int], tmp_path: Path) -> None:
+    class Counting(LearnedRatesTrainer):
+        calls = 0
+
+        def _losses(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+            self.calls += model.training
+            return super()._losses(model, inputs)
+
+    settings = arguments(tmp_path, num_train_epochs=2, gradient_accumulation_steps=parts, **limit)
+    data, held_out = (texts.rows(texts.which_module(*ends)) for ends in ((0, 40), (250, 260)))
+    trainer = Counting(bert(), settings, train_dataset=data, held_out=held_out)  # pyright: ignore
+    trainer.remove_callback(PrinterCallback)
+    early = trainer.objective.rule.settles
+    trainer.train()
+    assert trainer.calls == (8 if not limit else 7)
+    assert trainer.objective.rule.settles == early == math.ceil(0.4 * 8)
+
+
+def test_held_out_examples_are_given_back_where_the_size_of_the_training_set_is_given(tmp_path: Path) -> None:
+    data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 280))
+    trainer = trained(bert(), tmp_path, data, held_out=held_out, examples=120, num_train_epochs=2)
+    assert "given back" in repr(trainer.objective.rule)
+    assert trainer.state.global_step == 8
 
 
 def test_bfloat16_leaves_rates_in_full_precision(tmp_path: Path) -> None:
