@@ -67,13 +67,20 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _commit() -> str:
-    here = Path(__file__).parent
+def _commit(here: Path = Path(__file__).parent) -> str:
+    """The commit, marked as dirty where tracked files differ from it, but for results: those that came before change them."""
     try:
-        call = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+        commit = _git(here, "rev-parse", "--short=12", "HEAD")
+        changed = _git(
+            here, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude,glob)**/results/**"
+        )
+        return f"{commit}-dirty" if changed else commit
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("LBDROP_COMMIT", "unknown")  # a copy without its history
+
+
+def _git(here: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _hardware() -> str:
