@@ -208,9 +208,12 @@ def _steps(trainer: Any) -> int:
             "held_out: want a run of known length, after a share of which rates are settled, got one without an end or a"
             " loader that does not tell its length; pass Trainer(max_steps=...)"
         )
+    batches, parts = trainer.num_training_batches, trainer.accumulate_grad_batches
+    if not math.isfinite(batches):
+        return int(steps * parts)
     # The last step of an epoch may accumulate fewer batches than the others.
-    epochs = trainer.num_training_batches * trainer.max_epochs if trainer.max_epochs > 0 else math.inf
-    return int(min(steps * trainer.accumulate_grad_batches, epochs))
+    epochs, rest = divmod(int(steps), math.ceil(batches / parts))
+    return int(epochs * batches + rest * parts)
 
 
 def _see_widths(module: Any, batch: Any) -> None:

@@ -218,7 +218,7 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_ends_where_it_would
     whole, rule = run(None, Keep())
     assert kept in repr(rule)
     layer = whole.net.drop
-    assert rule.settles == layer.slopes.steps == 24  # of 60 steps
+    assert rule.settles == layer.slopes.steps == 30  # of 60 steps
     assert 1e-3 < abs(layer.p - 0.1) < 0.1  # where the rule begins, whatever the module's own 0.3 was
     saved = torch.load(tmp_path / "1.ckpt")["state_dict"]
     assert int(saved["net.drop.slopes._extra_state"][0, 0]) == 20
@@ -246,7 +246,7 @@ def test_self_tuning_is_told_how_often_training_step_is_called(
     rule = callback.objective.rule
     assert isinstance(rule, lbdrop.SelfTuning)
     assert len(module.seen) == calls
-    assert rule.settles == math.ceil(0.4 * calls)
+    assert rule.settles == math.ceil(calls / 2)
 
 
 def test_held_out_data_and_a_run_without_an_end_are_refused_with_the_next_step(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_w
     whole = trained(bert(), tmp_path, data, **settings)
     rule = whole.objective.rule
     assert "kept out" in repr(rule)
-    assert rule.settles == rule.slopes.steps == 16  # of 40 steps
+    assert rule.settles == rule.slopes.steps == 20  # of 40 steps
     assert all(layer.responses is not None for layer in learned_layers(whole.model).values())
     assert max(abs(layer.p - 0.1) for layer in learned_layers(whole.model).values()) > 0.01
     assert not any(layer.logit.requires_grad for layer in learned_layers(whole.model).values())
@@ -242,9 +242,9 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_w
     assert slopes.steps == 12
     resumed = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-12"), **settings)
     assert resumed.state.global_step == 40
-    assert resumed.objective.rule.slopes.steps == 16
+    assert resumed.objective.rule.slopes.steps == 20
     seen = [float(each.slopes.sums[0, 0]) for each in (rule, resumed.objective.rule)]
-    assert seen[0] == pytest.approx(8 * (1 + 0.8 + 0.8**2 + 0.8**3))  # four looks at 8 examples, three before the break
+    assert seen[0] == pytest.approx(8 * sum(0.8**k for k in range(5)))  # five looks at 8 examples, three before the break
     assert seen[1] == pytest.approx(seen[0])
 
 
@@ -264,7 +264,7 @@ def test_self_tuning_is_told_how_often_the_loss_is_asked_for(parts: int, limit: 
     early = trainer.objective.rule.settles
     trainer.train()
     assert trainer.calls == (8 if not limit else 7)
-    assert trainer.objective.rule.settles == early == math.ceil(0.4 * 8)
+    assert trainer.objective.rule.settles == early == math.ceil(0.5 * 8)
 
 
 def test_held_out_examples_are_given_back_where_the_size_of_the_training_set_is_given(tmp_path: Path) -> None:
