@@ -69,7 +69,9 @@ def summarise(records: Sequence[Json]) -> list[dict[str, Any]]:
     by: dict[str, dict[int, Json]] = {}
     for record in records:
         by.setdefault(record["contestant"], {})[record["seed"]] = record
-    fixed = [name for name, runs in by.items() if _fixed(next(iter(runs.values())))]
+    # What was trained on validation examples too cannot be chosen by them.
+    some = {name: next(iter(runs.values())) for name, runs in by.items()}
+    fixed = [name for name, one in some.items() if _fixed(one) and not one["settings"].get("retrained")]
     chosen = {
         how: {
             seed: min((by[name][seed] for name in fixed if seed in by[name]), key=lambda r: r["validation"][how]["nll"])

@@ -1,6 +1,7 @@
 """Any set of runs on one page: a chapter for each kind, a line for what is none, an error that names what is damaged."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_differences_to_the_grid_are_paired_by_seed_with_the_rate_from_validatio
     records = read(RATES)["records"]
     by = {(r["contestant"], r["seed"]): r for r in records}
     seeds = sorted({seed for _, seed in by})
-    fixed = sorted({name for name, _ in by if name == "none" or name.startswith("fixed")})
+    fixed = sorted({name for name, _ in by if name == "none" or re.fullmatch(r"fixed-[\d.]+", name)})
+    assert any(
+        name.endswith("retrained") for name, _ in by
+    )  # of those who have seen the validation examples nobody may be picked
     picked = [min((by[name, seed] for name in fixed), key=lambda r: r["validation"]["masks"]["nll"]) for seed in seeds]
     ours = [by["tuned-layer", seed]["test"]["masks"]["nll"] for seed in seeds]
     wanted = stats.ttest_rel(ours, [r["test"]["masks"]["nll"] for r in picked]).confidence_interval(0.95)
