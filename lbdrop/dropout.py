@@ -22,7 +22,16 @@ from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
 from lbdrop.slopes import Slopes
 
-__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "hold_in_range", "learned_layers", "noise_layers"]
+__all__ = [
+    "LearnableDropout",
+    "MaskSource",
+    "NoiseLayer",
+    "Scale",
+    "hold_in_range",
+    "learned_layers",
+    "logit_of",
+    "noise_layers",
+]
 
 Scale = Literal["inverted", "none", "alpha"]
 
@@ -92,7 +101,7 @@ class NoiseLayer(nn.Module):
             raise DropoutError(f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}")
         shape = () if units is None else (units,)
         if logit is None:
-            logit = nn.Parameter(torch.full(shape, math.log1p(-rate) - math.log(rate) if rate else math.inf))
+            logit = nn.Parameter(torch.full(shape, logit_of(rate)))
         elif tuple(logit.shape) != shape:
             raise DropoutError(
                 f"logit: want shape {shape} for units={units}, got {tuple(logit.shape)}; layers share a rate only if"
@@ -309,6 +318,11 @@ class LearnableDropout(NoiseLayer):
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
         return (uniforms > 1 - self.keep_around(dims).detach()).to(uniforms.dtype)
+
+
+def logit_of(rate: float) -> float:
+    """The logit of a keep rate, given the drop rate."""
+    return math.log1p(-rate) - math.log(rate) if rate else math.inf
 
 
 def learned_layers(model: nn.Module) -> dict[str, LearnableDropout]:

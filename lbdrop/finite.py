@@ -142,7 +142,7 @@ def finite_gradients(parameters: Iterable[Tensor]) -> Bool[Tensor, ""] | None:
     gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
     if not gradients:
         return None
-    if not gradients[0].is_cuda:  # a sum is several times faster there, and in this precision cannot overflow
+    if gradients[0].device.type == "cpu":  # a sum is several times faster there, and in this precision cannot overflow
         return torch.isfinite(torch.stack([gradient.sum(dtype=torch.float64) for gradient in gradients])).all()
     # By the largest element, which no half precision can overflow as a sum of squares does.
     return torch.isfinite(torch.nn.utils.get_total_norm(gradients, math.inf))

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.around import Around, Widths
-from lbdrop.dropout import learned_layers
+from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.held_out import HeldOut
 from lbdrop.masks import use
@@ -106,7 +106,7 @@ class SelfTuning:
             first.slopes = Slopes(len(self.logits))
             for logit in self.logits:
                 if start is not None and logit.requires_grad:
-                    logit.data.fill_(_logit(start))
+                    logit.data.fill_(logit_of(start))
         self._weight: Tensor | None = None
         self._looks = self._moves = 0
         self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
@@ -164,7 +164,7 @@ class SelfTuning:
         self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
         if self.slopes.steps < self.every * self.window / 2:  # too little seen
             return
-        low, high = _logit(HIGHEST), _logit(LOWEST)
+        low, high = logit_of(HIGHEST), logit_of(LOWEST)
         for logit, by in zip(self.logits, self.slopes.step(now, self.window), strict=True):
             if logit.requires_grad:
                 # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
@@ -189,7 +189,7 @@ class SelfTuning:
 
     def _switch_off(self) -> None:
         """Rates at the lower edge whose slope still points below it; asks the device once."""
-        edge = _logit(LOWEST) - 0.05
+        edge = logit_of(LOWEST) - 0.05
         down = self.slopes.surely_down().tolist()
         off = [a for a, d in zip(self.logits, down, strict=True) if a.requires_grad and d and bool((a > edge).all())]
         for logit in off:
@@ -203,7 +203,7 @@ class SelfTuning:
     def _take_up(self) -> None:
         """A state that was loaded has rates that are off, beyond where others can be, but not that they stay so."""
         self._fresh = False
-        off = [logit for logit in self.logits if logit.requires_grad and bool((logit > _logit(LOWEST) + 1).all())]
+        off = [logit for logit in self.logits if logit.requires_grad and bool((logit > logit_of(LOWEST) + 1).all())]
         for logit in off if self.slopes.steps else ():
             logit.data.fill_(OFF)
             logit.requires_grad_(False)
@@ -282,10 +282,6 @@ class SelfTuning:
             f"SelfTuning({len(self.logits)} rates, settled after {self.settles} steps, spread={self.spread},"
             f" every={self.every}, masks={self.masks}, held-out data {back})"
         )
-
-
-def _logit(rate: float) -> float:
-    return math.log1p(-rate) - math.log(rate)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop.dropout import logit_of
 from lbdrop.priors import entropy
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
@@ -26,9 +27,7 @@ class RowMasks(nn.Module):
     def __init__(self, items: int, settings: Settings):
         super().__init__()
         self.settings = settings
-        start = torch.full(
-            (items,) if settings.per == "item" else (), math.log1p(-settings.rate) - math.log(settings.rate)
-        )
+        start = torch.full((items,) if settings.per == "item" else (), logit_of(settings.rate))
         if settings.learns_rates:
             self.logit = nn.Parameter(start)
         else:
