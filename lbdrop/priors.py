@@ -9,6 +9,8 @@ Where the dropout feeds no weights that are known, the mask itself has a Bernoul
 $\mathrm{KL}(\mathrm{Ber}(p)\,\Vert\,\mathrm{Ber}(p_0))$.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -25,8 +27,8 @@ def entropy(logit: Float[Tensor, "*units"]) -> Float[Tensor, "*units"]:
 
 def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Float[Tensor, "*units"]:
     """KL(Ber(σ(logit)) ‖ Ber(prior_keep)) for every unit."""
-    keep, prior = torch.sigmoid(logit), torch.tensor(prior_keep, dtype=logit.dtype, device=logit.device)
-    return -entropy(logit) - keep * torch.log(prior) - (1 - keep) * torch.log1p(-prior)
+    keep = torch.sigmoid(logit)
+    return -entropy(logit) - keep * math.log(prior_keep) - (1 - keep) * math.log1p(-prior_keep)
 
 
 def gaussian_kl(

@@ -10,12 +10,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from experiments.camvid import measure, recipes
+from lbdrop import Bound, Objective
 from lbdrop.cli import app
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.models.tiramisu import Plan
 from lbdrop.vision import segment
 from lbdrop.vision.camvid import VOID, CamVid, Scenes
+from lbdrop.vision.crops import Crops
 from lbdrop.vision.train import _History
 
 SMALL = recipes.Settings(
@@ -205,3 +207,29 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = segment.SegmentationSchedule(1, 1e-3, 1e-3)
     with pytest.raises(DropoutError, match="processes: want 1 to train a segmentation network, got 2; start it alone"):
         segment.Segmenter(recipes.build(SMALL), None, schedule, 1, 0)
+
+
+@pytest.mark.parametrize("method", recipes.METHODS)
+def test_a_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A CUDA graph cannot record the copy of such a tensor to the device.
+    settings = replace(SMALL, method=method)
+    network = recipes.build(settings)
+    rule = Bound(network, 6, prior_keep=settings.prior_keep, weight=settings.kl_weight)
+    objective = Objective(
+        network, rule, estimator=settings.estimator, masks=recipes.METHODS[method].masks, coupled=True, check=False
+    )
+    module = segment.Segmenter(network, objective, segment.SegmentationSchedule(1, 1e-3, 1e-3), 2, 0)
+    optimizer = module.configure_optimizers()
+    monkeypatch.setattr(module, "_optimizer", lambda: optimizer)
+    x, y = next(iter(Crops(data().train, 3, generator=torch.Generator().manual_seed(0))))
+    module._settle(x, y)
+    module._step(x, y)  # the first one sets the optimiser up
+    before = [value.detach().clone() for value in network.parameters()]
+
+    def refused(*args: object, **kwargs: object) -> Tensor:
+        raise AssertionError("a tensor was made from numbers of the host")
+
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, refused)
+    module._step(x, y)
+    assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
