@@ -25,7 +25,7 @@ from lbdrop.vision.crops import Crops
 from lbdrop.vision.segment import SegmentationSchedule, Segmenter, compact
 from lbdrop.vision.train import train
 
-__all__ = ["METHODS", "RECIPES", "Settings", "Start", "build", "common_start", "contestants", "run"]
+__all__ = ["METHODS", "RECIPES", "Round", "Settings", "Start", "build", "common_start", "contestants", "run"]
 
 
 class Method(NamedTuple):
@@ -49,6 +49,14 @@ TABLE = ("lbd", "concrete", "gaussian", "mc")
 STATISTICS = ("batch", "running", "re-estimated")
 
 
+class Round(NamedTuple):
+    """Some epochs of the common start."""
+
+    epochs: int
+    jitter: float = 0.0
+    """How much the light of its images varies; what follows the last round has its jitter too."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides a run's numbers; as they stand, the recipe ``fast``."""
@@ -63,13 +71,13 @@ class Settings:
     """The fixed rate, and the one a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    crop_epochs: int = 240
-    """Epochs of the common start; 0 for none."""
+    rounds: tuple[Round, ...] = (Round(140), Round(260, jitter=0.2))
+    """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
     crop_batch: int = 8
     crop_lr: float = 1e-3
     crop_scale: tuple[float, float] = (0.75, 1.5)
     """Crops are enlarged by a random factor between these."""
-    epochs: int = 15
+    epochs: int = 5
     """Epochs on whole images."""
     batch: int = 4
     lr: float = 2e-4
@@ -83,10 +91,15 @@ class Settings:
     """Keep rate of the masks' prior: what feeds a concatenation has no weights of its own."""
     samples: int = 10
     """Masks at test."""
-    statistics: str = "batch"
+    statistics: str = "re-estimated"
     """What BatchNorm normalises by at test: "batch", each image's own; "running"; or "re-estimated"."""
     save_every: int = 5
     """Epochs from one checkpoint to the next, where they are kept."""
+
+    @property
+    def jitter(self) -> float:
+        """Of whole images."""
+        return self.rounds[-1].jitter if self.rounds else 0.0
 
     @property
     def name(self) -> str:
@@ -103,7 +116,7 @@ class Settings:
 RECIPES: dict[str, dict[str, Any]] = {
     "fast": {},
     "paper": {
-        "crop_epochs": 0, "epochs": 700, "batch": 1, "lr": 1e-4, "rate_lr": 1e-3, "weight_decay": 0.0, "optimizer": "rmsprop",
+        "rounds": (), "epochs": 700, "batch": 1, "lr": 1e-4, "rate_lr": 1e-3, "weight_decay": 0.0, "optimizer": "rmsprop",
         "estimator": "arm", "kl_weight": 1.0, "prior_keep": 0.5, "save_every": 1,
     },
 }  # fmt: skip
@@ -116,6 +129,8 @@ class Start(NamedTuple):
     history: list[dict[str, Any]]
     validation: dict[str, Any]
     """Measures on validation images under each choice of BatchNorm's statistics, by which that choice can be made."""
+    rounds: int = 1
+    """How many rounds it has had."""
 
 
 def contestants(base: Settings, seeds: int) -> Iterator[Settings]:
@@ -140,29 +155,38 @@ def build(settings: Settings) -> FCDenseNet:
 def common_start(
     settings: Settings,
     data: CamVid,
+    before: Start | None = None,
     *,
     checkpoints: Path | None = None,
     recorded: bool | None = None,
-    look: bool = True,
     progress: bool = True,
 ) -> Start:
-    """Train with fixed rates on crops, once for all methods of a seed; ``data`` on the device to train on."""
-    torch.manual_seed(settings.seed)
+    """The first round of training with fixed rates on crops, or the next one, once for all methods of a seed.
+
+    ``data`` is on the device to train on. After the last round validation images are looked at.
+    """
+    index = before.rounds if before else 0
+    this, seed = settings.rounds[index], settings.seed + 1000 * index
+    torch.manual_seed(seed)
     network = _placed(build(replace(settings, method="mc")), data)
-    generator = torch.Generator().manual_seed(settings.seed)
-    crops = Crops(data.train, settings.crop_batch, settings.crop, scale=settings.crop_scale, generator=generator)
+    if before is not None:
+        network.load_state_dict(before.state)
+    crops = Crops(
+        data.train, settings.crop_batch, settings.crop, scale=settings.crop_scale, jitter=this.jitter,
+        generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
     schedule = SegmentationSchedule(
-        settings.crop_epochs, settings.crop_lr, settings.rate_lr, optimizer="adamw", weight_decay=settings.weight_decay
+        this.epochs, settings.crop_lr, settings.rate_lr, optimizer="adamw", weight_decay=settings.weight_decay
     )
     # No rate is learned and nothing is compared, so there is nothing for an objective to do.
-    module = Segmenter(network, None, schedule, len(crops) * schedule.epochs, settings.seed, recorded)
+    module = Segmenter(network, None, schedule, len(crops) * schedule.epochs, seed, recorded)
     history = train(module, crops, checkpoints=checkpoints, save_every=settings.save_every, progress=progress)
     validation = {}
-    for statistics in STATISTICS if look else ():
+    for statistics in STATISTICS if index == len(settings.rounds) - 1 else ():
         found = evaluate(network, data, "validation", Look.of(settings, "mc", statistics), None)
         validation[statistics] = found.measures
     state = {name: value.cpu() for name, value in compact(network.state_dict()).items()}
-    return Start(state, history, validation)
+    return Start(state, [*(before.history if before else []), *history], validation, index + 1)
 
 
 def run(
@@ -185,8 +209,8 @@ def run(
         progress: show a bar.
     """
     settings.check()
-    if settings.crop_epochs and start is None:
-        start = common_start(settings, data, recorded=recorded, progress=progress)
+    while len(settings.rounds) > (start.rounds if start else 0):
+        start = common_start(settings, data, start, recorded=recorded, progress=progress)
     device = data.train.images.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -199,7 +223,8 @@ def run(
     objective = Objective(
         network, rule, estimator=settings.estimator, masks=METHODS[settings.method].masks, coupled=True, check=False
     )
-    whole = Crops(data.train, settings.batch, generator=torch.Generator().manual_seed(settings.seed))
+    generator = torch.Generator().manual_seed(settings.seed)
+    whole = Crops(data.train, settings.batch, jitter=settings.jitter, generator=generator)
     schedule = SegmentationSchedule(
         settings.epochs, settings.lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay
     )
@@ -244,21 +269,22 @@ def run(
 def protocol(settings: Settings, data: CamVid) -> str:
     """What every run of a table has in common."""
     network = f"FC-DenseNet{settings.depth}" if settings.plan is None else f"FC-DenseNet of {settings.plan}"
+    rounds = " and ".join(f"{each.epochs} epochs (jitter {each.jitter:g})" for each in settings.rounds)
     start = (
-        f"a common start of each seed with rate {settings.rate:g} everywhere: {settings.crop_epochs} epochs of"
-        f" {settings.crop}×{settings.crop} crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, batch"
-        f" {settings.crop_batch}, AdamW {settings.crop_lr:g}; then "
-        if settings.crop_epochs
+        f"a common start of each seed with rate {settings.rate:g} everywhere: {rounds} of {settings.crop}×{settings.crop}"
+        f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, batch {settings.crop_batch}, AdamW"
+        f" {settings.crop_lr:g}; then "
+        if settings.rounds
         else ""
     )
     optimizer = "AdamW" if settings.optimizer == "adamw" else "RMSProp, ×.995 an epoch,"
     return (
         f"{network}, He-uniform, masks in the middle block, {settings.rate:g} fixed elsewhere and off at test; {start}"
         f"{settings.epochs} epochs of whole images, batch {settings.batch}, {optimizer} {settings.lr:g} (rates"
-        f" {settings.rate_lr:g}), weight decay {settings.weight_decay:g}; mirroring; {len(data.train)} train,"
-        f" {len(data.validation)} validation, {len(data.test)} test images; mean loss of an image's pixels that are not void"
-        f" plus {settings.kl_weight:g} KL/{len(data.train)}, prior keep {settings.prior_keep:g}, estimator"
-        f" {settings.estimator}; last epoch, {settings.samples} masks at test, {settings.statistics} statistics"
+        f" {settings.rate_lr:g}), weight decay {settings.weight_decay:g}; mirroring, jitter {settings.jitter:g};"
+        f" {len(data.train)} train, {len(data.validation)} validation, {len(data.test)} test images; mean loss of an"
+        f" image's pixels that are not void plus {settings.kl_weight:g} KL/{len(data.train)}, prior keep"
+        f" {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test, {settings.statistics} statistics"
     )
 
 

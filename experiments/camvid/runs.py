@@ -26,7 +26,6 @@ class Starts:
         "plan",
         "rate",
         "crop",
-        "crop_epochs",
         "crop_batch",
         "crop_lr",
         "crop_scale",
@@ -39,15 +38,16 @@ class Starts:
 
     def of(self, settings: Settings) -> Start | None:
         """The start of these settings; none where the recipe has none."""
-        if not settings.crop_epochs:
-            return None
-        made = repr({name: getattr(settings, name) for name in self.DECIDE})
-        if made not in self.known:
-            self.known[made] = self._start(settings, made)
-        return self.known[made]
+        start = None
+        for count in range(1, len(settings.rounds) + 1):
+            made = repr({name: getattr(settings, name) for name in self.DECIDE} | {"rounds": settings.rounds[:count]})
+            if made not in self.known:
+                self.known[made] = self._round(settings, count, made, start)
+            start = self.known[made]
+        return start
 
-    def _start(self, settings: Settings, made: str) -> Start:
-        name = f"{settings.recipe}-start-seed{settings.seed}"
+    def _round(self, settings: Settings, count: int, made: str, before: Start | None) -> Start:
+        name = f"{settings.recipe}-start{count}-seed{settings.seed}"
         file = self.states / f"{name}.pt" if self.states else None
         if file is not None and file.exists():
             kept = torch.load(file, map_location="cpu", weights_only=True)
@@ -58,7 +58,7 @@ class Starts:
             return Start(*kept["start"])
         at = self.states / name if self.states else None
         start = recipes.common_start(
-            settings, self.data, checkpoints=at, recorded=self.recorded, progress=self.progress
+            settings, self.data, before, checkpoints=at, recorded=self.recorded, progress=self.progress
         )
         if file is not None:
             with replacing(file) as beside:

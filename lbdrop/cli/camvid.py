@@ -19,7 +19,10 @@ def camvid(
     seeds: Annotated[int, typer.Option(min=1, help="With --method all: seeds 0 to this less one.")] = 2,
     recipe: Annotated[str, typer.Option(help="'fast', or 'paper' for the published one.")] = "fast",
     epochs: Annotated[int | None, typer.Option(min=1, help="On whole images; the recipe's unless told.")] = None,
-    crop_epochs: Annotated[int | None, typer.Option(min=0, help="Of the common start on crops, 0 for none.")] = None,
+    crop_epochs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of a common start on crops in one round, 0 for none; the recipe's unless told."),
+    ] = None,
     crop: Annotated[int | None, typer.Option(min=32, help="Side of the crops; the recipe's unless told.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Whole images a step; the recipe's unless told.")] = None,
     statistics: Annotated[
@@ -49,7 +52,8 @@ def camvid(
             raise DropoutError(
                 f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[vision]'"
             ) from error
-        given = {"epochs": epochs, "crop_epochs": crop_epochs, "crop": crop, "batch": batch, "statistics": statistics}
+        rounds = crop_epochs if crop_epochs is None else (recipes.Round(crop_epochs),) * (crop_epochs > 0)
+        given = {"epochs": epochs, "rounds": rounds, "crop": crop, "batch": batch, "statistics": statistics}
         base = recipes.Settings(method="lbd" if method == "all" else method, seed=seed, recipe=recipe).check()
         chosen: dict[str, Any] = recipes.RECIPES[recipe] | {k: v for k, v in given.items() if v is not None}
         base = replace(base, **chosen).check()

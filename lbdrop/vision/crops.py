@@ -1,4 +1,4 @@
-r"""Batches of street scenes that are kept, cropped, scaled and mirrored on the device, image and label together.
+r"""Batches of street scenes that are kept, cropped, scaled, mirrored and relit on the device, image and label together.
 
 A pixel $(i, j)$ of a crop at scale $s$ looks at $(t + (i + \tfrac12)/s,\; l + (j + \tfrac12)/s)$ of its scene: bilinear in the
 image, the nearest in the label.
@@ -17,7 +17,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.vision.batches import as_input
 from lbdrop.vision.camvid import Scenes
 
-__all__ = ["Crops", "crop", "mirror"]
+__all__ = ["Crops", "crop", "mirror", "relight"]
 
 
 class _Draws(NamedTuple):
@@ -27,6 +27,7 @@ class _Draws(NamedTuple):
     flip: Bool[Tensor, "n"]
     place: Float[Tensor, "n 2"]
     size: Float[Tensor, "n"]
+    light: Float[Tensor, "n 5"]
 
 
 class Crops:
@@ -37,6 +38,8 @@ class Crops:
         batch: scenes in a batch; only full batches are given.
         side: crop to ``side`` × ``side`` pixels at a random place; ``None`` takes whole images.
         scale: the smallest and largest enlargement of a crop, drawn log-uniformly.
+        jitter: how much brightness and contrast vary, as the standard deviation of their logarithms; those of single
+            channels vary by a third of it.
         generator: draws order, places, scales and mirrorings.
 
     Example:
@@ -52,8 +55,11 @@ class Crops:
         side: int | None = None,
         *,
         scale: tuple[float, float] = (1.0, 1.0),
+        jitter: float = 0.0,
         generator: torch.Generator | None = None,
     ):
+        if jitter < 0:
+            raise DropoutError(f"jitter: want at least 0, got {jitter}")
         if not 1 <= batch <= len(scenes):
             raise DropoutError(f"batch: want 1 to {len(scenes)}, the number of scenes, got {batch}")
         if not 0 < scale[0] <= scale[1]:
@@ -65,18 +71,19 @@ class Crops:
                 f"side: want a crop that fits into {tuple(scenes.labels.shape[1:])} at a scale of {scale[0]:g}, got {side}"
             )
         self.scenes, self.batch, self.side, self.scale, self.generator = scenes, batch, side, scale, generator
+        self.jitter = jitter
 
     def __len__(self) -> int:
         return len(self.scenes) // self.batch
 
     def __iter__(self) -> Iterator[tuple[Float[Tensor, "b 3 h w"], Int64[Tensor, "b h w"]]]:
         for draws in islice(zip(*(each.split(self.batch) for each in self._draws()), strict=True), len(self)):
-            rows, flip, place, size = draws
+            rows, flip, place, size, light = draws
             x, y = as_input(self.scenes.images[rows]), self.scenes.labels[rows]
             if self.side is not None:
                 x, y = crop(x, y, self.side, place, size)
             x, y = mirror(x, y, flip)
-            yield x, y.long()
+            yield relight(x, self.jitter * light) if self.jitter else x, y.long()
 
     def _draws(self) -> _Draws:
         n, g = len(self.scenes), self.generator
@@ -86,7 +93,8 @@ class Crops:
         order, flip = torch.randperm(n, generator=g, device=on), torch.rand(n, generator=g, device=on) < 0.5
         place, size = torch.rand(n, 2, generator=g, device=on), torch.rand(n, generator=g, device=on)
         size = (low.to(on) + size * (high - low).to(on)).exp()
-        return _Draws(*(each.to(self.scenes.labels.device) for each in (order, flip, place, size)))
+        light = torch.randn(n, 5, generator=g, device=on) if self.jitter else torch.zeros(n, 5, device=on)
+        return _Draws(*(each.to(self.scenes.labels.device) for each in (order, flip, place, size, light)))
 
 
 def crop(
@@ -116,3 +124,11 @@ def mirror(
     return torch.where(flip[:, None, None, None], images.flip(3), images), torch.where(
         flip[:, None, None], labels.flip(2), labels
     )
+
+
+def relight(images: Float[Tensor, "b 3 h w"], light: Float[Tensor, "b 5"]) -> Float[Tensor, "b 3 h w"]:
+    """Images in [0, 1] with log gains of brightness, of contrast about their mean, and a third of those of each channel."""
+    brightness, contrast, channels = light[:, :1], light[:, 1:2], light[:, 2:] / 3
+    gain = (brightness + channels).exp()[:, :, None, None]
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return (((images - mean) * contrast.exp()[:, :, None, None] + mean) * gain).clamp(0, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from experiments.camvid import measure, recipes
+from experiments.camvid import measure, recipes, runs
 from lbdrop import Bound, Objective
 from lbdrop.cli import app
 from lbdrop.dropout import noise_layers
@@ -21,7 +21,7 @@ from lbdrop.vision.crops import Crops
 from lbdrop.vision.train import _History
 
 SMALL = recipes.Settings(
-    plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, crop_epochs=1, crop_batch=3, epochs=2, batch=3, samples=3, save_every=1,
+    plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, rounds=(recipes.Round(1),), crop_batch=3, epochs=2, batch=3, samples=3, save_every=1,
     crop_scale=(1.0, 1.25), crop_lr=1e-2, rate_lr=0.1,
 )  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path
 def test_the_paper_recipe_is_the_published_one() -> None:
     paper = replace(recipes.Settings(recipe="paper"), **recipes.RECIPES["paper"])
     assert (paper.batch, paper.epochs, paper.lr, paper.optimizer, paper.rate, paper.samples, paper.estimator) == (1, 700, 1e-4, "rmsprop", 0.2, 10, "arm")  # fmt: skip
-    assert paper.crop_epochs == 0
+    assert paper.rounds == ()
     schedule = segment.SegmentationSchedule(700, 1e-4, 1e-3, optimizer="rmsprop")
     factors = [schedule.factor(step, 700 * 367) for step in (0, 366, 367, 700 * 367 - 1)]
     assert factors == pytest.approx([1, 1, 0.995, 0.995**699])
@@ -187,7 +187,7 @@ def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.M
     import lbdrop.vision.camvid as reader
 
     monkeypatch.setattr(reader, "load", lambda path: data())
-    fields = ("plan", "crop", "crop_epochs", "crop_batch", "epochs", "batch", "samples", "crop_scale")
+    fields = ("plan", "crop", "rounds", "crop_batch", "epochs", "batch", "samples", "crop_scale")
     monkeypatch.setitem(recipes.RECIPES, "fast", {name: getattr(SMALL, name) for name in fields})
     monkeypatch.setattr(recipes, "TABLE", ("concrete", "mc"))
     call = ["reproduce", "camvid", "--method", "all", "--seeds", "1", "--epochs", "1", "--out", str(tmp_path / "runs")]
@@ -233,3 +233,23 @@ def test_a_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pyte
         monkeypatch.setattr(torch, name, refused)
     module._step(x, y)
     assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+
+
+def test_rounds_of_a_start_follow_each_other_and_are_kept_one_by_one(tmp_path: Path) -> None:
+    two = replace(SMALL, rounds=(recipes.Round(1), recipes.Round(2, jitter=0.1)))
+    first = recipes.common_start(two, data(), progress=False)
+    second = recipes.common_start(two, data(), first, progress=False)
+    assert (first.rounds, second.rounds) == (1, 2)
+    assert (len(first.history), len(second.history)) == (1, 3)
+    assert not first.validation  # looked at after the last round
+    assert set(second.validation) == set(recipes.STATISTICS)
+    kept = runs.Starts(data(), tmp_path)
+    found = kept.of(two)
+    assert found is not None
+    assert {file.name for file in tmp_path.glob("*.pt")} == {"fast-start1-seed0.pt", "fast-start2-seed0.pt"}
+    (tmp_path / "fast-start2-seed0.pt").unlink()
+    again = runs.Starts(data(), tmp_path).of(two)
+    assert again is not None
+    assert all(torch.equal(again.state[name], value) for name, value in found.state.items())
+    with pytest.raises(DropoutError, match="want a start with"):
+        runs.Starts(data(), tmp_path).of(replace(two, crop_lr=0.5))

@@ -14,7 +14,7 @@ from PIL import Image
 from lbdrop.errors import DropoutError
 from lbdrop.vision import camvid
 from lbdrop.vision.camvid import CLASSES, PALETTE, VOID, Scenes, load
-from lbdrop.vision.crops import Crops, crop, mirror
+from lbdrop.vision.crops import Crops, crop, mirror, relight
 
 COUNTS = {"train": 4, "val": 2, "test": 3}
 HEIGHT, WIDTH = 20, 28
@@ -240,3 +240,26 @@ def test_the_same_generator_gives_the_same_batches_and_settings_are_checked() ->
     ):
         with pytest.raises(DropoutError, match=message):
             Crops(told(), **settings)
+
+
+def test_light_changes_by_known_gains_and_stays_between_black_and_white() -> None:
+    image = torch.tensor([0.2, 0.4, 0.6]).view(1, 3, 1, 1).expand(1, 3, 2, 2)  # its mean is .4
+    none = torch.zeros(1, 5)
+    torch.testing.assert_close(relight(image, none), image)
+    brighter, flatter, redder = (none.clone() for _ in range(3))
+    brighter[0, 0], flatter[0, 1], redder[0, 2] = np.log(1.5), np.log(0.5), 3 * np.log(2)
+    torch.testing.assert_close(relight(image, brighter), image * 1.5)
+    torch.testing.assert_close(relight(image, flatter)[0, :, 0, 0], torch.tensor([0.3, 0.4, 0.5]))
+    torch.testing.assert_close(relight(image, redder)[0, :, 0, 0], torch.tensor([0.4, 0.4, 0.6]))
+    assert relight(image, torch.full((1, 5), 3.0)).max() == 1
+
+
+def test_jitter_changes_every_image_in_its_own_way_and_no_label() -> None:
+    scenes = Scenes(
+        torch.full((4, 3, 8, 8), 128, dtype=torch.uint8), torch.full((4, 8, 8), 3, dtype=torch.uint8), ("",) * 4
+    )
+    ((x, y),) = Crops(scenes, 4, jitter=0.2, generator=torch.Generator().manual_seed(0))
+    assert len({round(float(each.mean()), 4) for each in x}) == 4
+    assert bool((y == 3).all())
+    with pytest.raises(DropoutError, match="jitter: want at least 0, got -1"):
+        Crops(scenes, 4, jitter=-1.0)
