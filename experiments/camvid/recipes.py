@@ -284,7 +284,8 @@ def protocol(settings: Settings, data: CamVid) -> str:
         f" {settings.rate_lr:g}), weight decay {settings.weight_decay:g}; mirroring, jitter {settings.jitter:g};"
         f" {len(data.train)} train, {len(data.validation)} validation, {len(data.test)} test images; mean loss of an"
         f" image's pixels that are not void plus {settings.kl_weight:g} KL/{len(data.train)}, prior keep"
-        f" {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test, {settings.statistics} statistics"
+        f" {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test,"
+        f" {settings.statistics} statistics"
     )
 
 
