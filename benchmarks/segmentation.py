@@ -16,7 +16,7 @@ from torch import nn
 
 import lbdrop
 from benchmarks.overhead import measure, table
-from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, batch_statistics, half_convolutions
+from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, batch_statistics
 from lbdrop.records import provenance, write_json
 
 __all__ = ["compare", "main"]
@@ -51,13 +51,13 @@ def compare(height: int, width: int, samples: int, repeats: int, depth: int) -> 
     network: Any = FCDenseNet(depth, dropout=dropout).to(device).eval()
     image = torch.rand(1, 3, height, width, device=device)
     if on_gpu:
-        network = network.to(memory_format=torch.channels_last)
-        image = image.bfloat16().to(memory_format=torch.channels_last)
+        network, image = (each.to(memory_format=torch.channels_last) for each in (network, image))
 
     def under(function: Any, statistics: str) -> Any:
         def run() -> object:
+            precision = torch.autocast("cuda", dtype=torch.bfloat16) if on_gpu else nullcontext()
             own = batch_statistics(network) if statistics == "batch" else nullcontext()
-            with torch.no_grad(), own:
+            with torch.no_grad(), precision, own:
                 return function()
 
         return run
@@ -73,13 +73,12 @@ def compare(height: int, width: int, samples: int, repeats: int, depth: int) -> 
     }
     result: dict[str, Any] = {
         "settings": {"network": f"FC-DenseNet{depth}", "height": height, "width": width, "samples": samples,
-                     "repeats": repeats, "device": device.type, "precision": "bf16 convolutions" if on_gpu else "float32"},
+                     "repeats": repeats, "device": device.type, "precision": "bf16 autocast" if on_gpu else "float32"},
         "provenance": provenance(),
     }  # fmt: skip
     for statistics in ("running", "batch"):
         each = {name: under(function, statistics) for name, function in contestants.items()}
-        with half_convolutions(network) if on_gpu else nullcontext():
-            result[statistics] = {"contestants": measure(each, repeats, device, statistics)}
+        result[statistics] = {"contestants": measure(each, repeats, device, statistics)}
     return result
 
 

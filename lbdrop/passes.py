@@ -3,7 +3,8 @@ r"""Run a model once per mask, and everything before the first dropout only once
 Two engines, the second where the first cannot go:
 
 - **lanes**: ``torch.func.vmap`` over the masks. What does not depend on a mask carries no mask axis and is computed once,
-  skip connections included; what does is computed for all masks in one batched call.
+  skip connections included; what does is computed for all masks in one batched call, under autocast in its precision
+  (:mod:`lbdrop.precision`).
 - **replay**: one pass after another. Each torch call whose arguments do not depend on a mask is remembered in the first
   pass and looked up in the others. Serves recurrent layers, BatchNorm in training mode behind a dropout, in-place updates
   and control flow that ``vmap`` cannot trace.
@@ -23,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.masks import use
+from lbdrop.precision import lane_autocast
 
 __all__ = ["Drawer", "run"]
 
@@ -150,7 +152,7 @@ def _lanes(
         source.lane = lane
         return function()
 
-    with use(model, source), warnings.catch_warnings():
+    with use(model, source), warnings.catch_warnings(), lane_autocast():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         return torch.func.vmap(one, randomness="same")(torch.arange(masks)), source.reached
 

@@ -8,8 +8,8 @@ import pytest
 import lbdrop
 
 PACKAGE = Path(lbdrop.__file__).parent
-CORE = ["errors", "dropout", "masks", "estimators", "passes", "priors", "graph", "watch", "step", "rules", "objective", "attention",
-        "recurrent", "rivals", "huggingface", "lora", "finite", "processes", "convert", "bake", "prune", "predict"]  # fmt: skip
+CORE = ["errors", "dropout", "masks", "estimators", "passes", "precision", "priors", "graph", "watch", "step", "rules", "objective",
+        "attention", "recurrent", "rivals", "huggingface", "lora", "finite", "processes", "convert", "bake", "prune", "predict"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

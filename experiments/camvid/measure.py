@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lbdrop import Predictive, predict
 from lbdrop.dropout import noise_layers
 from lbdrop.metrics.streams import Calibration, EntropyRange, MeanIoU, PatchPAvPU
-from lbdrop.models.tiramisu import batch_statistics, half_convolutions
+from lbdrop.models.tiramisu import batch_statistics
 from lbdrop.vision.batches import as_input
 from lbdrop.vision.camvid import CLASSES, VOID, CamVid
 from lbdrop.vision.segment import re_estimate
@@ -108,31 +108,33 @@ def prediction(network: nn.Module, data: CamVid, look: Look) -> Iterator[Any]:
     before = {name: value.clone() for name, value in network.named_buffers()}
     generator = torch.Generator(device).manual_seed(look.seed)
 
-    on_gpu = device.type == "cuda"
+    def autocast() -> Any:
+        return torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda")
 
     def placed(images: Tensor) -> Tensor:
-        form = torch.channels_last if on_gpu else torch.contiguous_format
-        return as_input(images).to(torch.bfloat16 if on_gpu else torch.float32).contiguous(memory_format=form)
+        form = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        return as_input(images).contiguous(memory_format=form)
 
     def ask(images: Tensor) -> Predictive:
-        return predict(
-            network, placed(images), samples=look.samples, keep_samples=False, progress=False, generator=generator
-        )
+        with autocast():
+            return predict(
+                network, placed(images), samples=look.samples, keep_samples=False, progress=False, generator=generator
+            )
 
-    with half_convolutions(network) if on_gpu else nullcontext():
-        try:
-            for layer in layers:
-                layer.samples_at_test = look.sampled
-            if look.statistics == "re-estimated":
-                batches = (placed(part) for part in data.train.images.split(look.batch))
+    try:
+        for layer in layers:
+            layer.samples_at_test = look.sampled
+        if look.statistics == "re-estimated":
+            batches = (placed(part) for part in data.train.images.split(look.batch))
+            with autocast():
                 re_estimate(network, batches, sampled=look.sampled, generator=generator)
-            with batch_statistics(network) if look.statistics == "batch" else nullcontext():
-                yield ask
-        finally:
-            for layer in layers:
-                del layer.samples_at_test
-            for name, value in network.named_buffers():
-                value.copy_(before[name])
+        with batch_statistics(network) if look.statistics == "batch" else nullcontext():
+            yield ask
+    finally:
+        for layer in layers:
+            del layer.samples_at_test
+        for name, value in network.named_buffers():
+            value.copy_(before[name])
 
 
 def _maps(p: Predictive, i: int) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lbdrop.errors import DropoutError
 from lbdrop.models.images import check_images
 
-__all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics", "half_convolutions"]
+__all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics"]
 
 
 class Plan(NamedTuple):
@@ -188,21 +188,6 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for norm, (mean, variance) in zip(norms, kept, strict=True):
             norm.running_mean, norm.running_var = mean, variance
-
-
-@contextmanager
-def half_convolutions(model: nn.Module) -> Iterator[None]:
-    """Convolutions in bfloat16, as autocast has them in training; it does not reach into the lanes of a prediction."""
-    kept = [
-        (p, p.data) for m in model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for p in m.parameters()
-    ]
-    try:
-        for p, _ in kept:
-            p.data = p.data.bfloat16()
-        yield
-    finally:
-        for p, data in kept:
-            p.data = data
 
 
 class _Join(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lbdrop import DropoutError, LearnableDropout, Objective, predict
+from lbdrop import DropoutError, LearnableDropout, Objective, Predictive, passes, predict
 from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, Plan, batch_statistics
 from lbdrop.passes import _lanes, _replay
 from lbdrop.predict import _Independent
@@ -162,11 +162,13 @@ class Convolutions(TorchDispatchMode):
         super().__init__()
         self.reads: list[int] = []
         self.channels_last: list[bool] = []
+        self.dtypes: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution.default:
             self.reads.append(args[0].shape[1])
             self.channels_last.append(args[0].is_contiguous(memory_format=torch.channels_last))
+            self.dtypes |= {args[0].dtype, args[1].dtype}
         return func(*args, **(kwargs or {}))
 
 
@@ -230,3 +232,24 @@ def test_the_maps_of_all_lanes_stay_in_the_layout_of_one_image() -> None:
     with Convolutions() as ran:
         predict(model, image, samples=3)
     assert all(ran.channels_last)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_under_autocast_masks_still_run_together_and_say_the_same(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    strong = lambda block, _: nn.Identity() if "down" in block else LearnableDropout(rate=0.5, channels=True)  # noqa: E731
+    model = FCDenseNet(56, plan=TINY, dropout=strong).to(memory_format=torch.channels_last).eval()
+    image = torch.rand(2, 3, 40, 50).contiguous(memory_format=torch.channels_last)
+    one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16), batch_statistics(model) if own else nullcontext():
+        with torch.no_grad():
+            one_by_one = Predictive.of(_replay(model, lambda: model(image), 3, _Independent(3, one))[0])
+        monkeypatch.setattr(passes, "_replay", None)
+        with Convolutions() as ran:
+            together = predict(model, image, samples=3, generator=other)
+    assert ran.dtypes == {torch.bfloat16}
+    assert all(ran.channels_last)
+    assert len(ran.reads) == 11 + 2 + 5 * 2 + 1
+    assert together.samples is not None
+    assert one_by_one.samples is not None
+    torch.testing.assert_close(together.samples, one_by_one.samples, rtol=2**-5, atol=2**-6)
+    assert (one_by_one.samples[0] - one_by_one.samples[1]).abs().max() > 2**-3  # or any masks would do
