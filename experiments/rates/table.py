@@ -11,47 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
-from experiments.rates import figure
+from experiments.rates import elsewhere, figure
 from experiments.rates.contestants import CONTESTANTS, GRID, STARTS, Contestant
 from experiments.rates.run import read
 from experiments.rates.tasks import TASKS
+from experiments.rates.verdicts import LEAST, LEVEL, paired, spread
 from lbdrop.files import replacing
 from lbdrop.records import write_json
 
-__all__ = ["FIXED", "chosen", "paired", "retraining", "save", "summarise", "summary"]
+__all__ = ["FIXED", "chosen", "retraining", "save", "summarise", "summary"]
 
 Record = Mapping[str, Any]
 By = dict[str, dict[int, Record]]
 FIXED = ("none", *(f"fixed-{rate:g}" for rate in GRID))
 HOW = ("deterministic", "masks")
-LEAST = 3
-"""Seeds from which on a verdict is given."""
-LEVEL = 0.05
-
-
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """A paired t-test of losses, two-sided: ``better`` means that ours are lower."""
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    n = len(differences)
-    found: dict[str, Any] = {
-        "seeds": n,
-        "difference": statistics.fmean(differences),
-        "p": None,
-        "verdict": "too few seeds",
-    }
-    if n < LEAST:
-        return found
-    error = statistics.stdev(differences) / n**0.5
-    found["standard_error"] = error
-    if error == 0:  # every seed the same: no test, and no doubt
-        found["p"] = 1.0 if found["difference"] == 0 else 0.0
-    else:
-        found["p"] = float(2 * stats.t.sf(abs(found["difference"] / error), n - 1))
-    side = "better" if found["difference"] < 0 else "worse"
-    found["verdict"] = side if found["p"] < LEVEL else "level"
-    return found
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
@@ -74,14 +47,14 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         picked = baseline[how]
         found["chosen"][how] = {
             "rates": [_rate(picked[seed]) for seed in seeds],
-            **_spread("nll", [picked[seed]["test"][how]["nll"] for seed in seeds]),
+            **spread("nll", [picked[seed]["test"][how]["nll"] for seed in seeds]),
         }
         best = min(FIXED, key=lambda name: _mean(by[name][seed]["test"][how]["nll"] for seed in seeds))
         tested = [by[best][seed]["test"][how]["nll"] for seed in seeds]
-        found["oracle"][how] = {"contestant": best, **_spread("nll", tested)}
+        found["oracle"][how] = {"contestant": best, **spread("nll", tested)}
         again = _retrained(by, picked)
         if seeds and len(again) == len(seeds):
-            found["retrained"][how] = _spread("nll", [again[seed]["test"][how]["nll"] for seed in seeds])
+            found["retrained"][how] = spread("nll", [again[seed]["test"][how]["nll"] for seed in seeds])
             for name in (
                 name
                 for name in CONTESTANTS
@@ -135,7 +108,7 @@ def _contestant(
     found: dict[str, Any] = {"label": some[0]["label"], "runs": len(some)}
     for how in HOW:
         for measure in _measures(some):
-            found |= _spread(f"{measure} {how}", [run["test"][how][measure] for run in some])
+            found |= spread(f"{measure} {how}", [run["test"][how][measure] for run in some])
     layers = list(some[0]["rates"])
     found["rates"] = {layer: _mean(run["rates"][layer]["mean"] for run in some) for layer in layers}
     found["cpu_seconds"] = _mean(run["seconds"]["cpu"] for run in some)
@@ -190,11 +163,6 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(listed) if listed else 0.0
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return {name: statistics.fmean(values), f"{name} standard error": error}
-
-
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
@@ -205,14 +173,16 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def save(folder: Path) -> list[Path]:
-    """``summary.json``, ``table.md`` and the figure of rates over training."""
-    whole = summarise(folder)
+    """``summary.json``, ``table.md``, the same of other experiments beside this one, and the figure of rates over training."""
+    whole, others = summarise(folder), elsewhere.summarise(folder.parent.parent)
     if not whole:
         return []
     table = folder / "table.md"
     with replacing(table) as beside:
-        beside.write_text("\n".join(_lines(whole)) + "\n", encoding="utf-8")
+        beside.write_text("\n".join([*_lines(whole), *elsewhere.lines(others)]) + "\n", encoding="utf-8")
     paths = [write_json(folder / "summary.json", whole), table]
+    if others:
+        paths.append(write_json(folder / "elsewhere.json", others))
     drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
     return [*paths, drawn] if drawn else paths
 

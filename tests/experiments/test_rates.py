@@ -18,7 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import lbdrop
-from experiments.rates import figure, images, run, table, text, uci
+from experiments.rates import figure, images, run, table, text, uci, verdicts
 from experiments.rates.contestants import CONTESTANTS, GRID, Batches, Contestant, MaskPrior, chosen
 from experiments.rates.tasks import SMALL, TASKS, Data, Task
 from experiments.rates.tasks import chosen as chosen_tasks
@@ -230,17 +230,17 @@ def test_batches_come_in_a_new_order_and_whole() -> None:
 
 def test_verdicts_are_those_of_a_paired_t_test_done_by_hand() -> None:
     # Differences −1, −2, −3: mean −2, standard error 1/√3, t = −2√3 with 2 degrees of freedom, p = 1 − t/√(2 + t²) = .0742.
-    found = table.paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    found = verdicts.paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
     assert found["p"] == pytest.approx(1 - math.sqrt(12 / 14))
     assert found["verdict"] == "level"
     assert found["difference"] == -2.0
     # −1, −1.1, −1.2: t = −1.1·√3/.1 = −19.05, p = .00274.
-    found = table.paired([1.0, 1.0, 1.0], [2.0, 2.1, 2.2])
+    found = verdicts.paired([1.0, 1.0, 1.0], [2.0, 2.1, 2.2])
     assert found["p"] == pytest.approx(1 - math.sqrt(363 / 365))
     assert found["verdict"] == "better"
-    assert table.paired([2.0, 2.1, 2.2], [1.0, 1.0, 1.0])["verdict"] == "worse"
-    assert table.paired([1.0, 1.0], [2.0, 2.1])["verdict"] == "too few seeds"
-    assert table.paired([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])["verdict"] == "level"
+    assert verdicts.paired([2.0, 2.1, 2.2], [1.0, 1.0, 1.0])["verdict"] == "worse"
+    assert verdicts.paired([1.0, 1.0], [2.0, 2.1])["verdict"] == "too few seeds"
+    assert verdicts.paired([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])["verdict"] == "level"
 
 
 def made_record(contestant: Contestant, seed: int, validation: float, test: float, rate: float = 0.2) -> dict[str, Any]:
