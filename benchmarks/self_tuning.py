@@ -1,7 +1,7 @@
 """What one self-tuned run costs beside one at a fixed rate: whole runs of the same length, side by side.
 
 Claim: a learned run costs at most 1.5 fixed ones, so a third of a grid of six. Run: ``python -m benchmarks.self_tuning``.
-Networks of a few hundred weights measure Python, larger ones arithmetic; here is one of each kind, and one between.
+Networks of a few hundred weights measure Python, larger ones arithmetic; the tasks go from one to the other.
 """
 
 import statistics
@@ -24,7 +24,7 @@ WHO = ("fixed-0.1", "tuned-layer")
 
 def main(
     tasks: Annotated[str, typer.Option(help="Tasks and their epochs, with commas.")] = (
-        "uci-boston:60,digits:60,fashion-3000-mlp:20"
+        "uci-boston:60,digits:60,fashion-3000-mlp:20,fashion-3000-cnn:3,text:3"
     ),
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each, in turn; medians are reported.")] = 5,
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),

@@ -34,8 +34,7 @@ from benchmarks.variance_measures import bias, measure, total_variance
 from benchmarks.variance_steps import Settings
 from lbdrop.records import provenance, write_json
 
-__all__ = ["RATIOS", "Settings", "bias", "findings", "main", "measure", "run", "summarise", "tables", "total_variance"]
-
+__all__ = ["Settings", "bias", "findings", "main", "run", "summarise", "tables", "total_variance"]
 
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 """Shows how far a loop is."""

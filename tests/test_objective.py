@@ -4,29 +4,17 @@ import gc
 import itertools
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from one_dropout import batch, losses, network
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop import Bound, DropoutError, LearnableDropout, Objective, estimators, parameter_groups
+from lbdrop import Bound, LearnableDropout, Objective, estimators, parameter_groups
 from lbdrop.dropout import learned_layers
-from lbdrop.priors import bernoulli_kl, entropy, gaussian_kl, outgoing_norms
-
-
-def network(scale="inverted", units: int | None = 8) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), LearnableDropout(units, 0.3, scale=scale), nn.Linear(8, 2))
-
-
-def batch(count: int = 16) -> tuple[Tensor, Tensor]:
-    return torch.randn(count, 3), torch.randint(0, 2, (count,))
-
-
-def losses(x: Tensor, y: Tensor):
-    return lambda model: F.cross_entropy(model(x), y, reduction="none")
+from lbdrop.priors import bernoulli_kl
 
 
 def gradients(model: nn.Module, seed: int, scale: float = 1.0, parts: int = 1, data=None, **settings) -> list[Tensor]:
@@ -186,19 +174,6 @@ def test_validation_without_gradients_needs_nothing_else() -> None:
         assert not Objective(model, examples=10)(losses(x, y)).requires_grad
 
 
-def test_coupling_is_asked_again_for_another_loss_and_not_learned_from_one_example() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), LearnableDropout(4), nn.Linear(4, 2))
-    objective, x = Objective(model, examples=10), torch.randn(4, 3)
-    objective(lambda m: m(x).sum(1))
-    with pytest.warns(UserWarning, match="masks of others"):
-        objective(lambda m: (m(x) @ m(x).T).sum(1))
-    normed = nn.Sequential(nn.Conv1d(3, 4, 1), LearnableDropout(4, channels=True), nn.BatchNorm1d(4), nn.Flatten())
-    objective = Objective(normed, examples=10)
-    objective(lambda m: m(torch.randn(1, 3, 5)).sum(1))
-    with pytest.warns(UserWarning, match="masks of others"):
-        objective(lambda m: m(torch.randn(3, 3, 5)).pow(2).sum(1))
-
-
 class Hard(nn.Module):
     """A mask whose only way to the loss is a step: no slope, but a gradient all the same."""
 
@@ -244,49 +219,11 @@ def test_frozen_rates_and_parts_without_gradients_are_no_obstacle() -> None:
     assert model[0].weight.grad is not None
 
 
-@pytest.mark.parametrize("side", [8, 16])
-def test_one_rate_on_maps_stands_for_channels_whatever_their_size(side: int) -> None:
-    """nn.Dropout between convolutions: the KL knows the weights behind it and does not depend on the image."""
-    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), LearnableDropout(rate=0.3), nn.Conv2d(6, 4, 3))
-    objective = Objective(model, examples=9)
-    objective(lambda m: m(torch.randn(2, 3, side, side)).flatten(1).pow(2).mean(1))
-    norms = model[2].weight.pow(2).sum((0, 2, 3))
-    expected = (norms / 0.7 / 2).sum() - 6 * torch.distributions.Bernoulli(0.7).entropy()
-    torch.testing.assert_close(objective.rule.kl(objective.layers), expected)
-
-
 def test_parametrised_weights_are_read_as_they_are_used() -> None:
     last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))
     model, (x, y) = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8, scale="none"), last).eval(), batch()
     Objective(model, examples=10)(losses(x, y)).backward()
     torch.testing.assert_close(lbdrop.bake(model)(x), model(x))
-
-
-def test_coupling_is_found_and_said() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    x, y = batch()
-    objective = Objective(model, examples=10)
-    with pytest.warns(UserWarning, match="BatchNorm in training mode"):
-        objective(losses(x, y))
-    model.eval()  # running statistics: examples are independent again, and nothing is said
-    objective(losses(x, y))
-    early = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), LearnableDropout(8), nn.Linear(8, 2))
-    Objective(early, examples=10)(losses(x, y))
-
-
-def test_sequence_first_data_is_exact_either_way() -> None:
-    """(time, batch, units): told the axis, examples are apart; not told, batch totals are used."""
-    x = torch.randn(5, 5, 4)
-
-    def loss(m: nn.Module) -> Tensor:
-        return m(x).pow(2).sum((0, 2))
-
-    told = nn.Sequential(nn.Linear(4, 4), LearnableDropout(4, batch_dim=1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Objective(told, examples=10)(loss)
-    with pytest.warns(UserWarning, match="batch_dim"):
-        Objective(nn.Sequential(nn.Linear(4, 4), LearnableDropout(4)), examples=10)(loss)
 
 
 def test_parameter_groups_hold_every_parameter_once() -> None:
@@ -311,125 +248,6 @@ def test_a_rule_is_the_only_thing_to_write_for_another_way_to_learn() -> None:
         ours = Objective(model, Halve(), generator=torch.Generator().manual_seed(1))(losses(x, y))
         plain = Objective(model, Bound(model, 1, weight=0.0), generator=torch.Generator().manual_seed(1))(losses(x, y))
     torch.testing.assert_close(ours * 2, plain)
-
-
-# ----------------------------------------------------------------------------------------------------------------- KL
-
-
-def test_kl_terms_equal_their_definitions() -> None:
-    logit = torch.linspace(-4, 4, 9, dtype=torch.double)
-    q = torch.distributions.Bernoulli(logits=logit)
-    torch.testing.assert_close(entropy(logit), q.entropy())
-    prior = torch.distributions.Bernoulli(probs=torch.tensor(0.3, dtype=torch.double))
-    torch.testing.assert_close(bernoulli_kl(logit, 0.3), torch.distributions.kl_divergence(q, prior))
-
-
-@pytest.mark.parametrize(("scale", "power"), [("none", 1), ("inverted", -1)])
-def test_gaussian_kl_weighs_outgoing_weights_as_the_mask_does(scale, power: int) -> None:
-    """E‖z W‖²/2s² over masks, with z of {0, 1} or {0, 1/keep}; and one rate counts once for every unit."""
-    norms = torch.tensor([1.0, 4.0, 9.0])
-    layer = LearnableDropout(3, 0.2, scale=scale)
-    expected = (norms * 0.8**power / 2 - torch.distributions.Bernoulli(0.8).entropy()).sum()
-    torch.testing.assert_close(gaussian_kl(layer.logit, norms, 1.0, scale == "inverted"), expected)
-    one = LearnableDropout(None, 0.2, scale=scale)
-    torch.testing.assert_close(one.kl(norms, 3, 1.0, 0.5), expected)
-
-
-@pytest.mark.parametrize(
-    ("layer", "units"),
-    [
-        (nn.Linear(6, 4), 6),
-        (nn.Linear(12, 4), 3),
-        (nn.Conv2d(6, 4, 3), 6),
-        (nn.Conv2d(6, 4, 3, groups=2), 6),
-        (nn.ConvTranspose2d(6, 4, 3), 6),
-    ],
-)
-def test_outgoing_norms_are_the_weights_that_a_unit_feeds(layer: nn.Module, units: int) -> None:
-    """Found by switching units on one at a time and asking which weights get a gradient."""
-    norms = outgoing_norms(layer, units)
-    for unit in range(units):
-        if isinstance(layer, nn.Linear):
-            x = torch.zeros(1, units, layer.in_features // units)
-            x[0, unit] = 1
-            y = layer(x.flatten(1))
-        else:
-            x = torch.zeros(1, units, 6, 6)
-            x[0, unit] = 1
-            y = layer(x)
-        weight = layer.get_parameter("weight")
-        (gradient,) = torch.autograd.grad(y.sum(), weight)
-        torch.testing.assert_close(norms[unit], (weight * (gradient != 0)).pow(2).sum())
-
-
-def test_the_prior_of_each_layer_is_shown() -> None:
-    model = nn.Sequential(
-        nn.Linear(3, 8), LearnableDropout(8), nn.ReLU(), nn.Linear(8, 4), LearnableDropout(4), nn.Tanh()
-    )
-    assert "'1': 'Gaussian, s=1.0', '4': 'Bernoulli, keep=0.5'" in repr(Objective(model, examples=10))
-
-
-# ---------------------------------------------------------------------------------------------------------- bad input
-
-
-def unchanged(model: nn.Module, function) -> bool:
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    function()
-    return all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda m, x, y: F.cross_entropy(m(x), y), r"want one loss per example, shape \(batch,\), got \(\)"),
-        (lambda m, x, y: None, "got NoneType"),
-        (lambda m, x, y: m(x).sum().item(), "got float"),
-        (lambda m, x, y: m(x), r"got \(16, 2\); use reduction='none'"),
-        (lambda m, x, y: m(x).flatten(), r"want one loss for each of the 16 examples that reach dropout '2', got 32"),
-        (lambda m, x, y: m(x)[:, 0] / 0 * 0, r"NaN or infinity for examples \[0, 1"),
-        (lambda m, x, y: m(x[:0])[:, 0], r"want one loss per example"),
-        (lambda m, x, y: m(x.long()), "|".join(["expected", "dtype"])),
-    ],
-)
-def test_a_bad_loss_is_named_and_nothing_changes(loss, message: str) -> None:
-    model, (x, y) = network(), batch()
-
-    def step() -> None:
-        with pytest.raises((DropoutError, RuntimeError), match=message):
-            Objective(model, examples=10)(lambda m: loss(m, x, y))
-
-    assert unchanged(model, step)
-
-
-def test_missing_and_wrong_settings_are_named() -> None:
-    model = network()
-    with pytest.raises(DropoutError, match="examples: want the size of the training set"):
-        Objective(model)
-    with pytest.raises(DropoutError, match="at least 1, got 0"):
-        Objective(model, examples=0)
-    with pytest.raises(DropoutError, match="no learned dropout in Linear"):
-        Objective(nn.Linear(2, 2), examples=1)
-    with pytest.raises(DropoutError, match="prior: want s > 0"):
-        Bound(model, 1, s=0.0)
-
-
-class Dead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.used, self.dead = nn.Linear(3, 2), LearnableDropout(2), LearnableDropout(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(self.fc(x))
-
-
-def test_dead_dropout_is_an_error_never_silence() -> None:
-    model, (x, y) = Dead(), batch()
-    with pytest.raises(DropoutError, match=r"never reached in a pass: \['dead'\]"):
-        Objective(model, examples=10)(losses(x, y))
-    with pytest.warns(UserWarning, match="never reached"):
-        Objective(model, examples=10, unreached="warn")(losses(x, y)).backward()
-    with pytest.raises(DropoutError, match="never reached"):
-        lbdrop.predict(model, x)
 
 
 def test_shared_rates_sum_their_gradients() -> None:
