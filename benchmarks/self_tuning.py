@@ -24,7 +24,7 @@ WHO = ("fixed-0.1", "tuned-layer")
 
 def main(
     tasks: Annotated[str, typer.Option(help="Tasks and their epochs, with commas.")] = (
-        "uci-boston:60,digits:60,fashion-3000-mlp:20,fashion-3000-cnn:3,text:3"
+        "uci-boston:60,digits:60,fashion-3000-mlp:20,fashion-3000-cnn:3"
     ),
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each, in turn; medians are reported.")] = 5,
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),

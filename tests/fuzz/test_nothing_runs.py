@@ -15,7 +15,7 @@ MODULES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpi
 BUILTINS = ("eval", "exec", "compile", "__import__")
 CALLS = ("os.system", "os.popen", "torch.hub.load", "pl.DataFrame.deserialize")
 HARMLESS = {
-    # A restricted reader, whose find_class names nothing but arrays; see test_cifar10_reader.py.
+    # A restricted reader, whose find_class names nothing but arrays; see test_cifar10_damage.py.
     "lbdrop/vision/cifar10.py": {"pickle.Unpickler"},
     # Makes the forgeries, reads none of them.
     "benchmarks/fuzz_changes.py": {"pickle.dumps"},
