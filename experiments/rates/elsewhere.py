@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.rates.verdicts import paired, spread
+from experiments.rates.verdicts import in_words, paired, plus_minus, spread
 from lbdrop.records import read_json
 
 __all__ = ["FAMILIES", "Family", "lines", "summarise"]
@@ -144,18 +144,12 @@ def lines(whole: Mapping[str, Any]) -> Iterable[str]:
         rates = ", ".join(f"{rate:g}" for rate in found["chosen"]["rates"])
         grid = ", ".join(f"{rate:g}" for rate in found["grid"])
         yield f"\n## {name}, from its own experiment\n"
-        yield f"- {found['epochs']} epochs. Grid of {grid}: {_pm(found['chosen'])}, rates chosen by seed {rates}."
+        best = plus_minus(found["chosen"], "test")
+        yield f"- {found['epochs']} epochs. Grid of {grid}: {best}, rates chosen by seed {rates}."
         yield f"\n| contestant | seeds | test {found['measure']} | Δ loss | rates |"
         yield "|---|---|---|---|---|"
         for label, row in found["contestants"].items():
-            against = row["against_grid"]
-            p = f", p {against['p']:.3f}" if against["p"] is not None else ""
             yield (
-                f"| {label} | {row['runs']} | {_pm(row)} | {against['difference']:+.4f} {against['verdict']}{p} |"
+                f"| {label} | {row['runs']} | {plus_minus(row, 'test')} | {in_words(row['against_grid'])} |"
                 f" {' '.join(f'{rate:.2f}' for rate in row['rates']) or '–'} |"
             )
-
-
-def _pm(found: Mapping[str, Any]) -> str:
-    error = found["test standard error"]
-    return f"{found['test']:.4f}" + (f" ± {error:.4f}" if error is not None else "")

@@ -15,7 +15,7 @@ from experiments.rates import elsewhere, figure
 from experiments.rates.contestants import CONTESTANTS, GRID, STARTS, Contestant
 from experiments.rates.run import read
 from experiments.rates.tasks import TASKS
-from experiments.rates.verdicts import LEAST, LEVEL, paired, spread
+from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minus, spread
 from lbdrop.files import replacing
 from lbdrop.records import write_json
 
@@ -180,9 +180,7 @@ def save(folder: Path) -> list[Path]:
     table = folder / "table.md"
     with replacing(table) as beside:
         beside.write_text("\n".join([*_lines(whole), *elsewhere.lines(others)]) + "\n", encoding="utf-8")
-    paths = [write_json(folder / "summary.json", whole), table]
-    if others:
-        paths.append(write_json(folder / "elsewhere.json", others))
+    paths = [write_json(folder / "summary.json", whole | others), table]
     drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
     return [*paths, drawn] if drawn else paths
 
@@ -197,8 +195,8 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
             if how in found["chosen"]:
                 grid, oracle = found["chosen"][how], found["oracle"][how]
                 rates = ", ".join(f"{rate:g}" for rate in grid["rates"])
-                yield (f"- Grid, {words}: {_pm(grid, 'nll')}, rates chosen by seed {rates}; oracle {oracle['contestant']}"
-                       f" {_pm(oracle, 'nll')}.")  # fmt: skip
+                yield (f"- Grid, {words}: {plus_minus(grid, 'nll')}, rates chosen by seed {rates}; oracle"
+                       f" {oracle['contestant']} {plus_minus(oracle, 'nll')}.")  # fmt: skip
         for how, words in zip(HOW, ("without masks", "20 masks"), strict=True):
             if (again := found["retrained"].get(how)) is not None:
                 against = "; ".join(
@@ -206,7 +204,7 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
                     for who, test in again.items()
                     if who in CONTESTANTS and test["p"] is not None
                 )
-                yield f"- Grid, its choice retrained on all data, {words}: {_pm(again, 'nll')}; against it {against}."
+                yield f"- Grid, its choice retrained on all data, {words}: {plus_minus(again, 'nll')}; against it {against}."
         if (starts := found["starts"]) is not None:
             layers = ", ".join(f"{value:.2f}" for value in starts["apart_per_layer"].values())
             yield (f"- Self-tuned rates from starts .05, .3 and .7 end {layers} apart by layer, {starts['apart_mean_rate']:.2f}"
@@ -218,19 +216,10 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
             cost = f"{row['cost_in_fixed_runs']:.1f}" if row["cost_in_fixed_runs"] else "–"
             yield (
                 f"| {row['label']}{' (collapsed)' if row.get('collapsed') else ''} | {row['runs']} |"
-                f" {_pm(row, 'nll deterministic')} | {_against(row, 'deterministic')} | {_pm(row, 'nll masks')} |"
+                f" {plus_minus(row, 'nll deterministic')} | {_against(row, 'deterministic')} | {plus_minus(row, 'nll masks')} |"
                 f" {_against(row, 'masks')} | {row[f'{other} deterministic']:.4f} | {rates or '–'} | {cost} |"
             )
 
 
-def _pm(found: Mapping[str, Any], name: str) -> str:
-    error = found[f"{name} standard error"]
-    return f"{found[name]:.4f}" + (f" ± {error:.4f}" if error is not None else "")
-
-
 def _against(row: Mapping[str, Any], how: str) -> str:
-    if "against_grid" not in row:
-        return "–"
-    test = row["against_grid"][how]
-    p = f", p {test['p']:.3f}" if test["p"] is not None else ""
-    return f"{test['difference']:+.4f} {test['verdict']}{p}"
+    return in_words(row["against_grid"][how]) if "against_grid" in row else "–"

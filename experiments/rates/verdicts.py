@@ -1,12 +1,12 @@
 """A learned run against a fixed one, seed by seed."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scipy import stats
 
-__all__ = ["LEAST", "LEVEL", "paired", "spread"]
+__all__ = ["LEAST", "LEVEL", "in_words", "paired", "plus_minus", "spread"]
 
 LEAST = 3
 """Seeds from which on a verdict is given."""
@@ -40,3 +40,15 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """The mean under a name, and its standard error beside it."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
     return {name: statistics.fmean(values), f"{name} standard error": error}
+
+
+def plus_minus(found: Mapping[str, Any], name: str) -> str:
+    """What :func:`spread` found, as text."""
+    error = found[f"{name} standard error"]
+    return f"{found[name]:.4f}" + (f" ± {error:.4f}" if error is not None else "")
+
+
+def in_words(test: Mapping[str, Any]) -> str:
+    """What :func:`paired` found, as text."""
+    p = f", p {test['p']:.3f}" if test["p"] is not None else ""
+    return f"{test['difference']:+.4f} {test['verdict']}{p}"

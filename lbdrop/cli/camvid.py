@@ -21,7 +21,9 @@ def camvid(
     epochs: Annotated[int | None, typer.Option(min=1, help="On whole images; the recipe's unless told.")] = None,
     crop_epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of a common start on crops in one round, 0 for none; the recipe's unless told."),
+        typer.Option(
+            min=0, help="Of a common start on crops in one round of steady light, 0 for none; the recipe's unless told."
+        ),
     ] = None,
     crop: Annotated[int | None, typer.Option(min=32, help="Side of the crops; the recipe's unless told.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Whole images a step; the recipe's unless told.")] = None,
