@@ -146,7 +146,7 @@ def _camvid(patch: Patch, folder: Path) -> None:
     from experiments.camvid import recipes
     from lbdrop.models.tiramisu import Plan
 
-    short = {"plan": Plan((1, 1, 1, 1, 1), 2, 4), "crop": 32, "rounds": (recipes.Round(1),), "crop_batch": 3, "epochs": 1, "batch": 3,
+    short = {"plan": Plan((1, 1, 1, 1, 1), 2, 4), "crop": 32, "rounds": (recipes.Round(1, batch=3),), "epochs": 1, "batch": 3,
              "samples": 2, "crop_scale": (1.0, 1.25)}  # fmt: skip
     patch(recipes, "TABLE", ("lbd", "mc"))
     patch(recipes, "RECIPES", {name: recipe | short for name, recipe in recipes.RECIPES.items()})

@@ -53,6 +53,7 @@ class Round(NamedTuple):
     """Some epochs of the common start."""
 
     epochs: int
+    batch: int = 8
     jitter: float = 0.0
     """How much the light of its images varies; what follows the last round has its jitter too."""
 
@@ -71,9 +72,8 @@ class Settings:
     """The fixed rate, and the one a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    rounds: tuple[Round, ...] = (Round(140), Round(260, jitter=0.2))
+    rounds: tuple[Round, ...] = (Round(140), Round(260, batch=4, jitter=0.2))
     """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
-    crop_batch: int = 8
     crop_lr: float = 1e-3
     crop_scale: tuple[float, float] = (0.75, 1.5)
     """Crops are enlarged by a random factor between these."""
@@ -172,7 +172,7 @@ def common_start(
     if before is not None:
         network.load_state_dict(before.state)
     crops = Crops(
-        data.train, settings.crop_batch, settings.crop, scale=settings.crop_scale, jitter=this.jitter,
+        data.train, this.batch, settings.crop, scale=settings.crop_scale, jitter=this.jitter,
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     schedule = SegmentationSchedule(
@@ -269,11 +269,12 @@ def run(
 def protocol(settings: Settings, data: CamVid) -> str:
     """What every run of a table has in common."""
     network = f"FC-DenseNet{settings.depth}" if settings.plan is None else f"FC-DenseNet of {settings.plan}"
-    rounds = " and ".join(f"{each.epochs} epochs (jitter {each.jitter:g})" for each in settings.rounds)
+    rounds = " and ".join(
+        f"{each.epochs} epochs (batch {each.batch}, jitter {each.jitter:g})" for each in settings.rounds
+    )
     start = (
         f"a common start of each seed with rate {settings.rate:g} everywhere: {rounds} of {settings.crop}×{settings.crop}"
-        f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, batch {settings.crop_batch}, AdamW"
-        f" {settings.crop_lr:g}; then "
+        f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, AdamW {settings.crop_lr:g}; then "
         if settings.rounds
         else ""
     )

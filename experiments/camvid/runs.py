@@ -26,7 +26,6 @@ class Starts:
         "plan",
         "rate",
         "crop",
-        "crop_batch",
         "crop_lr",
         "crop_scale",
         "weight_decay",

@@ -21,7 +21,7 @@ from lbdrop.vision.crops import Crops
 from lbdrop.vision.train import _History
 
 SMALL = recipes.Settings(
-    plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, rounds=(recipes.Round(1),), crop_batch=3, epochs=2, batch=3, samples=3, save_every=1,
+    plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, rounds=(recipes.Round(1, batch=3),), epochs=2, batch=3, samples=3, save_every=1,
     crop_scale=(1.0, 1.25), crop_lr=1e-2, rate_lr=0.1,
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.M
     import lbdrop.vision.camvid as reader
 
     monkeypatch.setattr(reader, "load", lambda path: data())
-    fields = ("plan", "crop", "rounds", "crop_batch", "epochs", "batch", "samples", "crop_scale")
+    fields = ("plan", "crop", "rounds", "epochs", "batch", "samples", "crop_scale")
     monkeypatch.setitem(recipes.RECIPES, "fast", {name: getattr(SMALL, name) for name in fields})
     monkeypatch.setattr(recipes, "TABLE", ("concrete", "mc"))
     call = ["reproduce", "camvid", "--method", "all", "--seeds", "1", "--epochs", "1", "--out", str(tmp_path / "runs")]
@@ -236,7 +236,7 @@ def test_a_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pyte
 
 
 def test_rounds_of_a_start_follow_each_other_and_are_kept_one_by_one(tmp_path: Path) -> None:
-    two = replace(SMALL, rounds=(recipes.Round(1), recipes.Round(2, jitter=0.1)))
+    two = replace(SMALL, rounds=(recipes.Round(1, batch=3), recipes.Round(2, batch=2, jitter=0.1)))
     first = recipes.common_start(two, data(), progress=False)
     second = recipes.common_start(two, data(), first, progress=False)
     assert (first.rounds, second.rounds) == (1, 2)
