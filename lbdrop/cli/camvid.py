@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lbdrop.cli.common import check_writable, one_line_errors, writing
-from lbdrop.errors import DropoutError
+from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
 
 __all__ = ["camvid"]
 
@@ -45,15 +44,11 @@ def camvid(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        try:
+        with importing_experiments("vision"):
             import torch
 
             from experiments.camvid import recipes, runs
             from lbdrop.vision.camvid import load
-        except ModuleNotFoundError as error:
-            raise DropoutError(
-                f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[vision]'"
-            ) from error
         rounds = crop_epochs if crop_epochs is None else (recipes.Round(crop_epochs),) * (crop_epochs > 0)
         given = {"epochs": epochs, "rounds": rounds, "crop": crop, "batch": batch, "statistics": statistics}
         base = recipes.Settings(method="lbd" if method == "all" else method, seed=seed, recipe=recipe).check()

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from lbdrop import processes
-from lbdrop.cli.common import check_writable, one_line_errors, writing
-from lbdrop.errors import DropoutError
+from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
 from lbdrop.records import write_json
 
 __all__ = ["cifar10"]
@@ -46,14 +45,10 @@ def cifar10(
     """
     console = Console(highlight=False, quiet=not processes.is_first())
     with one_line_errors():
-        try:
+        with importing_experiments("vision"):
             from experiments.cifar10 import recipes
             from lbdrop.vision.cifar10 import load
             from lbdrop.vision.tiny_imagenet import load_cached
-        except ModuleNotFoundError as error:
-            raise DropoutError(
-                f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[vision]'"
-            ) from error
         given: dict[str, Any] = {"epochs": epochs, "size": size, "batch": batch, "lr": lr, "rate": rate}
         base = recipes.Settings(method="lbd-unit" if method == "all" else method, seed=seed, recipe=recipe).check()
         usual = {"rate": recipes.METHODS[base.method].starts[0]} | recipes.RECIPES[recipe]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from lbdrop import processes
-from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.records import write_json
 
@@ -55,14 +55,9 @@ def command(name: str) -> Callable[..., None]:
     ) -> None:
         console = Console(highlight=False, quiet=not processes.is_first())
         with one_line_errors():
-            try:
+            with importing_experiments("recommend,rivals"):
                 from experiments.collaborative import recipes
                 from lbdrop.recommend.prepared import load_prepared
-            except ModuleNotFoundError as error:
-                raise DropoutError(
-                    f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e"
-                    " '.[recommend,rivals]'"
-                ) from error
             runs = _runs(recipes, name, method, seed, seeds, rate)
             changes = {"epochs": epochs, "batch": batch} | _changes(change or [])
             changes = {key: value for key, value in changes.items() if value is not None}

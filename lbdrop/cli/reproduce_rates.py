@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
 from lbdrop.errors import DropoutError
 
 __all__ = ["rates"]
@@ -42,12 +42,8 @@ def rates(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        try:
+        with importing_experiments("demo"):
             from experiments.rates import contestants, run, table, tasks
-        except ModuleNotFoundError as error:
-            raise DropoutError(
-                f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[demo]'"
-            ) from error
         names = [name.strip() for name in contestant.split(",")]
         again = "retrained" in names or names == ["all"]
         direct = ",".join(name for name in names if name != "retrained")
