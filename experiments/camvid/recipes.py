@@ -72,7 +72,7 @@ class Settings:
     """The fixed rate, and the one a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    rounds: tuple[Round, ...] = (Round(140), Round(260, batch=4, jitter=0.2))
+    rounds: tuple[Round, ...] = (Round(140), Round(300, batch=4, jitter=0.2))
     """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
     crop_lr: float = 1e-3
     crop_scale: tuple[float, float] = (0.75, 1.5)
