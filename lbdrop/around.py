@@ -16,7 +16,6 @@ class Around:
     """The offsets of one pass, drawn when the first layer shows how many examples there are.
 
     Args:
-        layers: the layers whose rates are learned.
         logits: the rates, each once.
         spread: standard deviation of the offsets; 0 stays at the rates as they are.
         masks: masks to draw for each example.
@@ -26,7 +25,6 @@ class Around:
 
     def __init__(
         self,
-        layers: Sequence[NoiseLayer],
         logits: Sequence[Tensor],
         spread: float,
         *,
@@ -34,17 +32,18 @@ class Around:
         follow: bool = False,
         generator: torch.Generator | None = None,
     ):
-        self.layers, self.logits, self.spread = layers, logits, spread
+        self.logits, self.spread = logits, spread
         self.masks, self.follow, self.generator = masks, follow, generator
         self.offsets: Tensor | None = None
+        self._layers: list[NoiseLayer] = []  # that have them
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         try:
             yield
         finally:
-            for layer in self.layers:
-                layer.offsets = None
+            for layer in self._layers:
+                layer.offsets = layer.kept = None
 
     def begin(self) -> None:
         self.offsets = None
@@ -55,17 +54,19 @@ class Around:
         if self.offsets is None:
             like = self.logits[0]
             dtype, size = torch.promote_types(like.dtype, torch.float32), (examples, len(self.logits))
-            noise = torch.empty(size, dtype=dtype, device=like.device).normal_(generator=self.generator)
+            noise = torch.empty(size, dtype=dtype, device=like.device)
+            noise.normal_(std=self.spread, generator=self.generator)
             for rate, logit in enumerate(self.logits):
                 if not logit.requires_grad:  # it stays where it is: nothing to answer to
                     noise[:, rate] = 0
-            self.offsets = (noise * self.spread).requires_grad_(self.follow)
+            self.offsets = noise.requires_grad_(self.follow)
         if len(self.offsets) != examples:
             raise DropoutError(
                 f"self-tuning: want the same examples at every dropout, got {len(self.offsets)} and {examples}; name the"
                 " examples' axis by batch_dim"
             )
         layer.offsets = self.offsets
+        self._layers.append(layer)
 
     # As a Drawer: masks at the shifted rates.
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:

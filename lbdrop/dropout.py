@@ -120,6 +120,7 @@ class NoiseLayer(nn.Module):
         # Only while a rule looks around (lbdrop.selftuning): each example's offsets to the logits of all rates of the model,
         # which of them is this layer's, and how the units answer.
         self.offsets: Float[Tensor, "batch rates"] | None = None
+        self.kept: tuple[Tensor, Tensor] | None = None  # the keep rates at some offsets, wanted by a mask and its scale
         self.rate_index = 0
         # By the number of units, since a layer may be called in several places; None keeps it a leaf of the model.
         self.responses: nn.ModuleDict | None = None
@@ -205,10 +206,13 @@ class NoiseLayer(nn.Module):
         return self._answered(x, y)
 
     def _times(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.scale == "inverted" and mask is None:
+            return x
         keep = self.keep_around(x.dim())
         if self.scale == "inverted":
+            assert mask is not None
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
-            return x if mask is None else x * mask * (1 / keep).to(x.dtype)
+            return x * (mask * (1 / keep).to(x.dtype))
         if self.scale == "none":
             return x * (keep.to(x.dtype) if mask is None else mask)
         a = (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt()
@@ -223,9 +227,12 @@ class NoiseLayer(nn.Module):
             # A plain call has no estimator behind it: half of a gradient would be worse than none.
             keep = self.keep.detach() if self.estimated and self.source is None else self.keep
             return self.spread(keep, dims)
-        shape = [1] * dims
-        shape[self.batch_dim] = len(self.offsets)
-        return torch.sigmoid(self.spread(self.logit.detach(), dims) + self.offsets[:, self.rate_index].view(shape))
+        if self.kept is None or self.kept[0] is not self.offsets or self.kept[1].dim() != dims:
+            shape = [1] * dims
+            shape[self.batch_dim] = len(self.offsets)
+            offset = self.offsets[:, self.rate_index].view(shape)
+            self.kept = self.offsets, torch.sigmoid(self.spread(self.logit.detach(), dims) + offset)
+        return self.kept[1]
 
     def answer(self, rates: int, width: int, dims: int) -> None:
         """Give inputs of ``width`` units and ``dims`` axes a response to the offsets of all ``rates`` rates of the model."""
@@ -346,11 +353,10 @@ def hold_in_range(layers: Iterable[NoiseLayer]) -> None:
 
     A projection of the parameters between two steps: the gradients of each step stay exact for the rates it is taken at.
     """
-    found = {id(layer.logit): layer for layer in layers if layer.learns and layer.logit.requires_grad}
+    found = {logit: layer.logit_range for layer in layers if layer.learns and (logit := layer.logit).requires_grad}
     if not found:
         return
     # By .data: losses of an earlier call may still be waiting for their backward pass, and within the range nothing changes.
-    logits = [layer.logit.data for layer in found.values()]
-    low, high = zip(*(layer.logit_range for layer in found.values()), strict=True)
-    torch._foreach_clamp_min_(logits, list(low))
-    torch._foreach_clamp_max_(logits, list(high))
+    logits = [logit.data for logit in found]
+    torch._foreach_clamp_min_(logits, [low for low, _ in found.values()])
+    torch._foreach_clamp_max_(logits, [high for _, high in found.values()])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from torch.utils._pytree import tree_flatten
 
 from lbdrop.dropout import NoiseLayer
@@ -29,6 +30,8 @@ __all__ = [
 
 # A loss that is multiplied by more than this is scaled for half precision.
 LARGEST_UNSCALED = 1024.0
+# So many numbers are copied in less time than it takes to ask several tensors.
+SMALL = 100_000
 
 
 class Answer:
@@ -73,7 +76,7 @@ class Watch:
 
     def losses(self, result: Tensor, losses: Callable[[nn.Module], Any], of: str = "this batch") -> None:
         """Refuse losses (masks, batch) that are not finite, and say where they come from."""
-        if not self.on:
+        if not self.on or (_surely_finite(result) and not self._open):
             return
         finite = torch.isfinite(result)
 
@@ -93,7 +96,8 @@ class Watch:
 
     def _gradients(self, scale: Tensor) -> None:
         self._read(self._open, lambda _: True)
-        finite = finite_gradients(self.model.parameters())
+        # Not model.parameters(), which takes its time to name them all.
+        finite = finite_gradients(p for m in self.model.modules() for p in m._parameters.values() if p is not None)
         if finite is None:
             return
 
@@ -138,14 +142,21 @@ def refuse_infinite_output(mean: Tensor, model: nn.Module, call: Callable[[], An
 
 
 def finite_gradients(parameters: Iterable[Tensor]) -> Bool[Tensor, ""] | None:
-    """Whether all gradients are finite, asked on the device; None where there is none."""
-    gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
-    if not gradients:
-        return None
-    if gradients[0].device.type == "cpu":  # a sum is several times faster there, and in this precision cannot overflow
-        return torch.isfinite(torch.stack([gradient.sum(dtype=torch.float64) for gradient in gradients])).all()
+    """Whether all gradients are finite, asked on the device; None where nothing is left to ask."""
+    gradients = [g for p in parameters if (g := p.grad) is not None and not g.is_sparse]
+    if all(gradient.device.type == "cpu" for gradient in gradients):
+        # Those of a small network in one tensor: there each question costs more than a copy.
+        small = 0 < sum(gradient.numel() for gradient in gradients) <= SMALL
+        if all(map(_surely_finite, [_flatten_dense_tensors(gradients)] if small else gradients)):
+            return None
+        return torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
     # By the largest element, which no half precision can overflow as a sum of squares does.
     return torch.isfinite(torch.nn.utils.get_total_norm(gradients, math.inf))
+
+
+def _surely_finite(tensor: Tensor) -> bool:
+    """Whether a tensor on the CPU is finite by the sign that is quickest there, its sum; one that overflows says nothing."""
+    return tensor.device.type == "cpu" and not tensor.is_complex() and math.isfinite(tensor.detach().sum())
 
 
 def bad_parameters(model: nn.Module, gradients: bool = False) -> list[str]:

@@ -42,8 +42,8 @@ class HeldOut:
         """Begin anew."""
         self._stream = self._again_and_again()
         self._first: Any = None
-        # Examples that are to be given back, in fractions of one, and those of a batch that have not been yet.
-        self._owed, self._rest = 0.0, []
+        # Examples that are to be given back, in fractions of one; a batch of them, and how many of it have been already.
+        self._owed, self._rest, self._given = 0.0, [], 0
 
     def next(self) -> tuple[Any, ...]:
         """The next batch, as what a loss function is called with."""
@@ -76,14 +76,15 @@ class HeldOut:
 
     def _taken(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
-        while not self._rest or _size(self._rest) < count:
+        while not self._rest or _size(self._rest) - self._given < count:
             more, theirs = tree_flatten(self.next())
             if theirs != form:
                 raise TypeError(f"{theirs.num_leaves} tensors, or in another order, instead of {form.num_leaves}")
-            self._rest = [torch.cat(both) for both in zip(self._rest, more, strict=True)] if self._rest else more
-        found = [leaf[:count] for leaf in self._rest]
-        self._rest = [leaf[count:] for leaf in self._rest]
-        return found
+            if self._rest:
+                more = [torch.cat((old[self._given :], new)) for old, new in zip(self._rest, more, strict=True)]
+            self._rest, self._given = more, 0
+        begin, self._given = self._given, self._given + count
+        return [leaf[begin : self._given] for leaf in self._rest]
 
     def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
         while True:

@@ -31,15 +31,16 @@ __all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mir
 @contextmanager
 def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
     """Every learned dropout of ``model`` takes its masks from ``source``; afterwards from where it did before."""
-    layers = noise_layers(model).values()
-    before = [(layer, layer.source) for layer in layers]
+    # Written past nn.Module, which would look first whether a source is a parameter: longer than a small layer takes to run.
+    layers = [vars(layer) for layer in noise_layers(model).values()]
+    before = [layer["source"] for layer in layers]
     try:
         for layer in layers:
-            layer.source = source
+            layer["source"] = source
         yield
     finally:
-        for layer, source_before in before:
-            layer.source = source_before
+        for layer, source_before in zip(layers, before, strict=True):
+            layer["source"] = source_before
 
 
 class _Drawn:

@@ -177,7 +177,12 @@ def _single(model: nn.Module, function: Callable[[], Output], drawer: Drawer) ->
     source = _Single(drawer)
     with use(model, source):
         output = function()
-    return tree_map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, output), source.reached
+
+    def lead(value: Any) -> Any:
+        return value.unsqueeze(0) if isinstance(value, Tensor) else value
+
+    # A tensor nearly always, and a search for tensors takes time.
+    return lead(output) if isinstance(output, Tensor) else tree_map(lead, output), source.reached
 
 
 # ------------------------------------------------------------------------------------------------------------ replay

@@ -50,10 +50,10 @@ class Response(nn.Module):
 
         def along(values: Tensor) -> Tensor:
             product = offsets.to(values.dtype) @ values
-            return (product.T if swap else product).reshape(shape).to(h.dtype)
+            product = product.T if swap else product
+            return (product if h.dim() == 2 else product.reshape(shape)).to(h.dtype)
 
-        answered = h * (1 + along(self.stretch))
         if self.shift is None:
-            return answered
+            return torch.addcmul(h, h, along(self.stretch))
         shift = along(self.shift)
-        return answered + (shift if shifted is None else shift * shifted)
+        return torch.addcmul(h + (shift if shifted is None else shift * shifted), h, along(self.stretch))

@@ -151,8 +151,7 @@ class SelfTuning:
             return evaluation.sampled(around, self.masks).mean()
 
     def _around(self, spread: float, follow: bool = False) -> Around:
-        layers = list(self.layers.values())
-        return Around(layers, self.logits, spread, masks=self.masks, follow=follow, generator=self.generator)
+        return Around(self.logits, spread, masks=self.masks, follow=follow, generator=self.generator)
 
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""

@@ -50,16 +50,16 @@ class Slopes(nn.Module):
     ) -> Float[Tensor, "6 rates"]:
         """What one look adds: number, λ, g, λ², λg and g², summed over examples. Sums of several processes add up."""
         parts = (torch.ones_like(logits), logits, slopes, logits**2, logits * slopes, slopes**2)
-        return torch.stack([part.sum(0) for part in parts])
+        return torch.stack(parts).sum(1)
 
     def add(self, sums: Float[Tensor, "6 rates"], window: float) -> None:
         """Take a look in, and forget earlier ones over ``window`` looks."""
-        self.sums = self.sums.to(sums) * (1 - 1 / window) + sums
+        self.sums = sums.add(self.sums.to(sums), alpha=1 - 1 / window)
 
     def line(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For each rate the mean logit and slope, the curvature there, and the mean slope's standard error."""
-        count, *means = self.sums
-        at, slope, at_at, at_slope, slope_slope = (mean / count for mean in means)
+        count = self.sums[0]
+        at, slope, at_at, at_slope, slope_slope = self.sums[1:] / count
         curvature = (at_slope - at * slope) / (at_at - at**2).clamp(min=1e-6)
         error = ((slope_slope - slope**2).clamp(min=0) / count).sqrt()
         return at, slope, curvature.clamp(min=0), error

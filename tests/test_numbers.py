@@ -15,6 +15,7 @@ import lbdrop
 from lbdrop import ConcreteDropout, DropoutError, GaussianDropout, LearnableDropout, Objective, estimators
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer, hold_in_range
 from lbdrop.estimators import antithetic, disarm
+from lbdrop.finite import SMALL, finite_gradients
 from lbdrop.masks import Held, use
 from lbdrop.recommend.loop import launch
 from lbdrop.recommend.row_masks import RowMasks, row_values
@@ -115,6 +116,23 @@ def test_a_scaler_deals_with_its_own_overflow() -> None:
     scaler.update()
     assert scaler.get_scale() < 65536
     assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("numbers", [30, SMALL + 10], ids=["small", "large"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_one_gradient_that_is_no_number_is_found_in_every_precision(dtype: torch.dtype, numbers: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (3, numbers, 5)]
+    assert finite_gradients(parameters) is None  # no gradient yet
+
+    def found(value: float) -> bool:
+        parameters[1].grad = torch.ones(numbers, dtype=dtype)
+        parameters[1].grad[numbers // 2] = value
+        parameters[2].grad = torch.full((5,), -torch.finfo(dtype).max, dtype=dtype)  # a sum of these overflows
+        answer = finite_gradients(parameters)
+        assert answer is not None
+        return not bool(answer)
+
+    assert [found(value) for value in (math.nan, math.inf, -math.inf, 1.0)] == [True, True, True, False]
 
 
 def test_a_prediction_that_is_no_number_is_refused_and_a_logit_of_minus_infinity_is_not() -> None:
