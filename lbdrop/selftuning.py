@@ -7,8 +7,8 @@ $$ y = (x \odot z)\,(1 + \epsilon G) + \epsilon H, \qquad z \sim \mathrm{Ber}(\s
 
 Weights, $G$ and $H$ follow the training loss. Now and then held-out examples are looked at, without dropout: their loss as a
 function of $\alpha + \epsilon$ has slopes through $G$ and $H$, and :class:`~lbdrop.slopes.Slopes` turns them into steps of the
-rates. A run has three parts: a short first one without dropout; then this one, at whose end the rates are settled; the rest is
-ordinary training at these rates, on all data, for held-out examples have done their work, and are given back.
+rates. After a share of the run the rates are settled. The rest is ordinary training at these rates, on all data: held-out
+examples have done their work, and are given back.
 
 MacKay et al., Self-Tuning Networks, ICLR 2019; here with the response inside the dropout layers, so that any converted model
 has it, and with steps of Newton's kind in place of the optimiser's.
@@ -55,7 +55,6 @@ class SelfTuning:
         examples: how many training examples there are beside them; with it, held-out examples are given back, that is,
             trained on at their share of every batch, once rates are settled. ``None`` keeps them out.
         start: the rate that all begin at, whatever the model's own were; ``None`` begins at those.
-        plain: of the steps until rates are settled, how many at the beginning have no dropout, whose noise costs most there.
         share: of the steps, how many until rates are settled; those that are of no use are switched off a little before.
         spread: σ, how far around the present rates the network learns to answer, in logits.
         every: how many training steps to one look at held-out data.
@@ -73,7 +72,6 @@ class SelfTuning:
         steps: int,
         examples: int | None = None,
         start: float | None = 0.1,
-        plain: float = 0.2,
         share: float = 0.5,
         spread: float = 1.0,
         every: int = 4,
@@ -81,17 +79,17 @@ class SelfTuning:
         example: Any = None,
         generator: torch.Generator | None = None,
     ):
-        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
+        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1:
             raise DropoutError(
-                "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1, share in (0, 1] and plain in [0, 1), got"
-                f" {spread}, {every}, {masks}, {steps}, {share} and {plain}"
+                "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1 and share in (0, 1], got"
+                f" {spread}, {every}, {masks}, {steps}, {share}"
             )
         if start is not None and not 0 < start < 1:
             raise DropoutError(f"start: want a rate strictly between 0 and 1, or None for the model's own, got {start}")
         self.model, self.examples = model, examples
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
-        self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
+        self.sifts = math.ceil(SIFTED * self.settles)
         self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
@@ -138,25 +136,22 @@ class SelfTuning:
             if self.examples is not None:
                 evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
             return self._around_now(evaluation)
-        if self.slopes.steps == 0 < self.begins:
-            self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
         expected = self._around_now(evaluation)
         self.slopes.steps += 1
-        if self.slopes.steps > self.begins and self.slopes.steps % self.every == 0:
+        if self.slopes.steps % self.every == 0:
             self._look(evaluation)
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off()
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        """The training loss: without dropout at first, then around the rates while they move, at them when they are settled."""
-        plain = self.slopes.steps < self.begins and not self.settled
-        around = self._around(0.0 if self.settled or plain else self.spread, plain=plain)
-        with around.opened(), _still(self.logits) if plain else nullcontext():
+        """The training loss: around the present rates while they move, at them when they are settled."""
+        around = self._around(0.0 if self.settled else self.spread)
+        with around.opened():
             return evaluation.sampled(around, self.masks).mean()
 
-    def _around(self, spread: float, *, plain: bool = False, follow: bool = False) -> Around:
-        return Around(self.logits, spread, masks=self.masks, plain=plain, follow=follow, generator=self.generator)
+    def _around(self, spread: float, follow: bool = False) -> Around:
+        return Around(self.logits, spread, masks=self.masks, follow=follow, generator=self.generator)
 
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""
@@ -166,7 +161,7 @@ class SelfTuning:
         offsets, slopes = self.look(evaluation)
         now = torch.stack([logit.detach().float().mean() for logit in self.logits])
         self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
-        if self.slopes.steps - self.begins < self.every * self.window / 2:  # too little seen
+        if self.slopes.steps < self.every * self.window / 2:  # too little seen
             return
         low, high = logit_of(HIGHEST), logit_of(LOWEST)
         for logit, by in zip(self.logits, self.slopes.step(now, self.window), strict=True):
@@ -283,22 +278,9 @@ class SelfTuning:
     def __repr__(self) -> str:
         back = "given back" if self.examples else "kept out"
         return (
-            f"SelfTuning({len(self.logits)} rates, moving from step {self.begins}, settled after {self.settles},"
-            f" spread={self.spread}, every={self.every}, masks={self.masks}, held-out data {back})"
+            f"SelfTuning({len(self.logits)} rates, settled after {self.settles} steps, spread={self.spread},"
+            f" every={self.every}, masks={self.masks}, held-out data {back})"
         )
-
-
-@contextmanager
-def _still(logits: list[nn.Parameter]) -> Iterator[None]:
-    """What is computed here has no gradient for the rates: held-out data alone move them."""
-    moving = [logit for logit in logits if logit.requires_grad]
-    try:
-        for logit in moving:
-            logit.requires_grad_(False)
-        yield
-    finally:
-        for logit in moving:
-            logit.requires_grad_(True)
 
 
 @contextmanager

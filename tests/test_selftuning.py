@@ -74,7 +74,7 @@ def test_where_every_rate_hurts_dropout_is_switched_off() -> None:
 
 def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
     model, x, y = small()
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=3))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, every=3))
     stirred(model)
     moved = []
     for _ in range(12):
@@ -179,7 +179,7 @@ def test_calls_without_gradients_are_no_steps() -> None:
 def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
     model, x, y = small()
     model[0].logit.requires_grad_(False)
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, every=1))
     stirred(model)
     for _ in range(10):
         objective(crossed, x, y).backward()

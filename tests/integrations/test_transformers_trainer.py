@@ -244,8 +244,9 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_w
     assert resumed.state.global_step == 40
     assert resumed.objective.rule.slopes.steps == 20
     seen = [float(each.slopes.sums[0, 0]) for each in (rule, resumed.objective.rule)]
-    # Four looks at 8 examples, two before the break.
-    assert seen[0] == pytest.approx(8 * sum(0.8**k for k in range(4)))
+    assert seen[0] == pytest.approx(
+        8 * sum(0.8**k for k in range(5))
+    )  # five looks at 8 examples, three before the break
     assert seen[1] == pytest.approx(seen[0])
 
 
