@@ -13,7 +13,19 @@ import numpy as np
 from lbdrop.report.style import FAMILIES
 from lbdrop.report.svg import circle, figure, frame, line, polyline, rect, scale, text, ticks
 
-__all__ = ["Points", "Row", "bars", "curves", "family", "histogram", "legend", "pavpu_png", "reliability", "told_apart"]
+__all__ = [
+    "Points",
+    "Row",
+    "bars",
+    "curves",
+    "family",
+    "histogram",
+    "legend",
+    "pavpu_png",
+    "rates_by_layer",
+    "reliability",
+    "told_apart",
+]
 
 Row = Mapping[str, Any]
 """What is drawn: ``key`` and ``label``, ``method`` or ``family`` for its colour, and perhaps ``dash``."""
@@ -81,6 +93,19 @@ def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], zero: 
         if len(curve) <= DISCS:
             marks += [circle(a, b, 2.2, f"disc {css}", series=row["key"]) for a, b in places]
     return figure(title, width, height, marks)
+
+
+def rates_by_layer(drawn: Sequence[tuple[Row, Mapping[str, Points]]], layer_is: str = "") -> list[str]:
+    """A figure for each layer that anybody has rates of over training."""
+    layers = {layer: None for _, rates in drawn for layer in rates}
+    return [
+        curves(
+            f"mean drop rate, {layer_is}{layer}",
+            "epoch",
+            [(row, rates[layer]) for row, rates in drawn if layer in rates],
+        )
+        for layer in layers
+    ]
 
 
 def reliability(row: Row) -> str:

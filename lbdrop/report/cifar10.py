@@ -180,14 +180,7 @@ def _over_training(rows: Sequence[Json]) -> list[Section]:
     learned = [row for row in rows if row["rates_over_training"]]
     if not learned:
         return []
-    layers = {layer: None for row in learned for layer in row["rates_over_training"]}
-    figures = [
-        charts.curves(
-            f"mean drop rate, {layer}", "epoch",
-            [(row, row["rates_over_training"][layer]) for row in learned if layer in row["rates_over_training"]],
-        )
-        for layer in layers
-    ]  # fmt: skip
+    figures = charts.rates_by_layer([(row, row["rates_over_training"]) for row in learned])
     return [
         section(
             "Rates over training", charts.legend(learned), panels(*figures), note("Means over units and over seeds.")

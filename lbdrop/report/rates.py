@@ -159,14 +159,7 @@ def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
     yield section(f"{name}: scores", html(_columns(rows), rows, best), told)
     learned = charts.told_apart([row for row in rows if not row["fixed"] and row["over_training"]])
     if learned:
-        layers = {layer: None for row in learned for layer in row["over_training"]}
-        figures = [
-            charts.curves(
-                f"mean drop rate, layer {layer}", "epoch",
-                [(row, row["over_training"][layer]) for row in learned if layer in row["over_training"]],
-            )
-            for layer in layers
-        ]  # fmt: skip
+        figures = charts.rates_by_layer([(row, row["over_training"]) for row in learned], "layer ")
         yield section(
             f"{name}: rates over training",
             charts.legend(learned),
