@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 from torch.utils._pytree import tree_flatten
 
 from lbdrop.dropout import NoiseLayer
@@ -147,7 +146,7 @@ def finite_gradients(parameters: Iterable[Tensor]) -> Bool[Tensor, ""] | None:
     if all(gradient.device.type == "cpu" for gradient in gradients):
         # Those of a small network in one tensor: there each question costs more than a copy.
         small = 0 < sum(gradient.numel() for gradient in gradients) <= SMALL
-        if all(map(_surely_finite, [_flatten_dense_tensors(gradients)] if small else gradients)):
+        if all(map(_surely_finite, [torch.cat([g.reshape(-1) for g in gradients])] if small else gradients)):
             return None
         return torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
     # By the largest element, which no half precision can overflow as a sum of squares does.
