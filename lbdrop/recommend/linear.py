@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.checks import check_number
+from lbdrop.recommend.elastic_net import non_negative_elastic_net
 from lbdrop.recommend.least_squares import System, fold_in
 from lbdrop.recommend.rows import Batch, Rows
 
@@ -101,7 +102,7 @@ class EASE(_ItemItem):
         self.regularisation, self.dtype = regularisation, dtype
 
     def fit(self, matrix: Any) -> "EASE":
-        gram = self._gram(_binary(matrix)).to(self.dtype)
+        gram = _gram(_binary(matrix), self.device).to(self.dtype)
         gram.diagonal().add_(self.regularisation)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if int(failed):
@@ -117,33 +118,18 @@ class EASE(_ItemItem):
         self.state = {"weights": weights}
         return self
 
-    def _gram(self, matrix: Any) -> Tensor:
-        """Co-occurrence counts; whole numbers below 2²⁴, so float32 holds them exactly."""
-        if self.device.type == "cpu":
-            return torch.from_numpy((matrix.T @ matrix).toarray())
-        gram = torch.zeros(matrix.shape[1], matrix.shape[1], device=self.device)
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")  # TF32 multiplies zeros and ones exactly
-        try:
-            for batch in Rows.from_csr(matrix, self.device).batches(4096, shuffle=False):
-                x = batch.dense()
-                gram.addmm_(x.T, x)
-        finally:
-            torch.set_float32_matmul_precision(before)
-        return gram
-
 
 class SLIM(_ItemItem):
-    """Sparse non-negative item-item regression, by irspack's coordinate descent in C++.
+    """Sparse non-negative item-item regression: on a GPU all items at once, on the CPU by irspack's coordinate descent.
 
     With several threads irspack repeats a fit to about 3e-4 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
 
     Args:
-        alpha: strength of the elastic net; irspack multiplies it by the number of users.
+        alpha: strength of the elastic net, multiplied by the number of users as in irspack.
         l1_ratio: the share of it that is L1.
-        iterations: passes over the coordinates at most.
-        top: keep this many items per column; ``None`` for all.
-        device: where the weights are kept and scores are computed; fitting is the CPU's.
+        iterations: irspack's passes over the coordinates at most.
+        top: keep this many items per column, with irspack; ``None`` for all.
+        device: where the weights are kept and scores are computed, and, if it is a GPU and ``top`` is ``None``, fitted.
     """
 
     name = "slim"
@@ -166,6 +152,11 @@ class SLIM(_ItemItem):
         self.alpha, self.l1_ratio, self.iterations, self.top = alpha, l1_ratio, iterations, top
 
     def fit(self, matrix: Any) -> "SLIM":
+        if self.device.type == "cuda" and self.top is None and self.alpha * (1 - self.l1_ratio) > 0:
+            gram, strength = _gram(_binary(matrix), self.device), self.alpha * matrix.shape[0]
+            l1, l2 = strength * self.l1_ratio, strength * (1 - self.l1_ratio)
+            self.state = {"weights": non_negative_elastic_net(gram, l1, l2)}
+            return self
         irspack = _rival("irspack")
         learner = irspack.SLIMRecommender(
             _binary(matrix), alpha=self.alpha, l1_ratio=self.l1_ratio, n_iter=self.iterations, top_k=self.top
@@ -307,6 +298,22 @@ def _binary(matrix: Any) -> Any:
     ones.eliminate_zeros()
     ones.data[:] = 1
     return ones
+
+
+def _gram(matrix: Any, device: torch.device) -> Tensor:
+    """Co-occurrence counts; whole numbers below 2²⁴, so float32 holds them exactly."""
+    if device.type == "cpu":
+        return torch.from_numpy((matrix.T @ matrix).toarray())
+    gram = torch.zeros(matrix.shape[1], matrix.shape[1], device=device)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # TF32 multiplies zeros and ones exactly
+    try:
+        for batch in Rows.from_csr(matrix, device).batches(4096, shuffle=False):
+            x = batch.dense()
+            gram.addmm_(x.T, x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return gram
 
 
 def _rival(module: str) -> Any:
