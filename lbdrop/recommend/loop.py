@@ -59,6 +59,10 @@ class Loop:
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             groups, lr=settings.lr, fused=True, capturable=self.recorded
         )
+        self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if self.recorded and settings.final_lr < 1:  # a recording reads them where they are, so that they can change
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(group["lr"], device=fabric.device)
         self.watch = StepWatch(model, self.optimizer, fabric.device)
         self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
         self.step = 0
@@ -75,6 +79,7 @@ class Loop:
         parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
         order, noise, tuning = self._generators(number)
         self.model.train()
+        self._set_learning_rates(number)
         self.watch.begin(number)
         try:
             for index, part in enumerate(parts):
@@ -140,6 +145,14 @@ class Loop:
         self.optimizer.zero_grad()
         self._hold_rates()
         self.sums += torch.stack([each.detach() for each in loss])
+
+    def _set_learning_rates(self, epoch: int) -> None:
+        for lr, group in zip(self.lrs, self.optimizer.param_groups, strict=True):
+            now = lr * self.settings.lr_share(epoch)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
 
     def _hold_rates(self) -> None:
         """Rates stay where they have a gradient to come back by; see :func:`lbdrop.dropout.hold_in_range`."""

@@ -6,6 +6,7 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 Autoencoders for Collaborative Filtering, WWW 2018.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
@@ -88,6 +89,8 @@ class Settings:
     # Training
     lr: float = 1e-3
     rate_lr: float = 0.01
+    final_lr: float = 1.0
+    """The share of both learning rates that the last epoch has; they fall to it along a cosine. 1: they stay."""
     weight_decay: float = 0.0
     batch: int = 500
     epochs: int = 100
@@ -107,6 +110,7 @@ class Settings:
             "rate_lr", "weight_decay",
         ):  # fmt: skip
             check_number(name, getattr(self, name), least=0)
+        check_number("final_lr", self.final_lr, above=0, most=1)
         if self.dropout != "none" and not 0 < self.rate < 1:
             raise DropoutError(
                 f"rate: want a number strictly between 0 and 1, got {self.rate}; dropout='none' drops nothing"
@@ -176,6 +180,11 @@ class Settings:
     def beta(self, step: int) -> float:
         """The KL's weight after ``step`` optimiser steps."""
         return min(self.beta_cap, step / self.anneal_steps)
+
+    def lr_share(self, epoch: int) -> float:
+        """What is left of the learning rates in an epoch, counted from 1."""
+        way = min((epoch - 1) / max(self.epochs - 1, 1), 1.0)
+        return self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * way)) / 2
 
 
 def _check_kind(name: str, kind: Any, value: Any) -> None:

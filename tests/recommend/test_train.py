@@ -111,7 +111,7 @@ class PullThePlug(Exception):
 def test_an_interrupted_run_that_is_taken_up_again_equals_one_that_never_stopped(
     name: str, stop: type[BaseException], train: csr_array, validation: HeldOut, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    settings = method(name, **SMALL)
+    settings = method(name, **SMALL, final_lr=0.1)
     whole, expected = run(settings, train, validation)
     epochs, calls = loop.Loop.epoch, []
 
@@ -206,6 +206,27 @@ def test_beta_rises_with_the_steps_up_to_its_cap(train: csr_array, monkeypatch: 
     monkeypatch.setattr(VAE, "losses", listening)
     run(method("vae-drop", **SMALL | {"beta_cap": 0.3, "epochs": 3}), train, None)
     assert seen == pytest.approx([min(0.3, step / 40) for step in range(15)])
+
+
+@pytest.mark.parametrize("on_the_device", [False, True])
+def test_learning_rates_fall_along_a_cosine(on_the_device: bool, train: csr_array) -> None:
+    settings = method("sivae-lbd-one", **SMALL | {"epochs": 5, "lr": 0.01, "rate_lr": 0.1, "final_lr": 0.2})
+    taken = loop.Loop(new(settings), Rows.from_csr(train), settings, loop.launch("cpu"), recorded=False)
+    if on_the_device:  # as where steps are recorded: numbers are written in place
+        for group in taken.optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+    kept = [group["lr"] for group in taken.optimizer.param_groups]
+    seen = []
+    for number in range(1, 7):  # one more than were asked for: it stays at the end
+        taken.epoch(number)
+        seen.append([float(group["lr"]) for group in taken.optimizer.param_groups])
+    shares = [1, 0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2, 0.6, 0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2, 0.2, 0.2]
+    assert np.array(seen) == pytest.approx(np.outer(shares, [0.01, 0.01, 0.1]))
+    if on_the_device:
+        assert all(group["lr"] is old for group, old in zip(taken.optimizer.param_groups, kept, strict=True))
+    flat = replace(settings, final_lr=1.0)
+    assert [flat.lr_share(number) for number in (1, 3, 5)] == [1.0, 1.0, 1.0]
+    assert replace(settings, epochs=1).lr_share(1) == 1.0
 
 
 def test_encoder_and_decoder_learn_in_turn(train: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:

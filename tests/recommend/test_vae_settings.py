@@ -30,6 +30,8 @@ from lbdrop.recommend.vae import VAE
         ({"dropout": "none", "samples": 3}, "no masks to average"),
         ({"lr": -1.0}, "lr: want at least 0, got -1.0"),
         ({"rate_lr": -1.0}, "rate_lr: want at least 0"),
+        ({"final_lr": 0.0}, "final_lr: want more than 0"),
+        ({"final_lr": 1.5}, "final_lr: want at most 1"),
         ({"weight_decay": -1.0}, "weight_decay: want at least 0"),
         ({"gamma": -5.0}, "gamma: want at least 0"),
         ({"gamma": "x"}, "gamma: want a number, got 'x'"),
