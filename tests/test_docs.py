@@ -101,6 +101,16 @@ def test_the_numbers_of_the_readmes_cifar10_table_are_those_of_its_results() -> 
     assert not set(table("cifar10")) - known
 
 
+def test_the_numbers_of_the_camvid_tables_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/camvid/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
+    assert len(table("camvid")) > 50
+    assert not set(table("camvid")) - known - {"0.2"}  # the fixed rate
+    page = (ROOT / "experiments/camvid/README.md").read_text().partition("## Finding")[2]
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    assert not set(re.findall(r"(?<![\w.])\d[\d.]*", rows)) - known
+
+
 def test_the_numbers_of_the_readmes_variance_table_are_those_of_its_results() -> None:
     record = json.loads((ROOT / "benchmarks/results/variance.json").read_text())
     known = {"1", "2", "4", "8"}

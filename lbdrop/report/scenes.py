@@ -108,8 +108,8 @@ def images(maps: Maps) -> Iterator[tuple[str, str]]:
 
 
 def strips_png(maps: Maps) -> bytes:
-    """All strips above each other."""
-    strips = [strip(maps, i) for i in range(len(maps.index))]
+    """All strips above each other, at half size: a repository can hold it."""
+    strips = [strip(maps, i)[::2, ::2] for i in range(len(maps.index))]
     gap = np.full((GAP, strips[0].shape[1], 3), 255, np.uint8)
     return _png(np.concatenate([piece for each in strips for piece in (each, gap)][:-1]))
 

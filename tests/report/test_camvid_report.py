@@ -84,11 +84,11 @@ def test_pictures_show_input_truth_prediction_and_both_maps(folder: Path, monkey
     monkeypatch.setattr(camvid, "load", lambda path: Data)
     part = kinds.compose([folder], folder).parts["camvid"]
     pixels = np.asarray(Image.open(io.BytesIO(part.files["scenes.png"])))
-    assert pixels.shape == (2 * 8 + 6, 5 * 10 + 4 * 6, 3)
+    assert pixels.shape == (2 * 4 + 6, (5 * 10 + 4 * 6) // 2, 3)  # at half size
     assert tuple(pixels[0, 0]) == (200, 0, 0)
-    assert tuple(pixels[0, 16]) == PALETTE[11]
-    assert tuple(pixels[0, 32]) == PALETTE[3]
-    assert pixels[-1, 48 + 9].sum() > pixels[0, 48].sum()  # more entropy, more light
+    assert tuple(pixels[0, 8]) == PALETTE[11]
+    assert tuple(pixels[0, 16]) == PALETTE[3]
+    assert pixels[-1, 24 + 4].sum() > pixels[0, 24].sum()  # more entropy, more light
     assert "input, truth, prediction, entropy, mutual information" in "".join(s.html for s in part.chapter.sections)
 
 
