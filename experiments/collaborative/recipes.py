@@ -98,8 +98,14 @@ class Schedule(NamedTuple):
 
 DATA = {
     "ml-20m": Schedule(200, 200_000),
-    # Chosen on validation (LOG.md): RecVAE's weight of the KL is too much here, and many steps want slower rates.
-    "netflix": Schedule(100, 200_000, dense={"gamma": None}, tuned={"rate_lr": 0.002}),
+    # Chosen on validation (LOG.md): RecVAE's weight of the KL is too much here, so much data wants a wider network and a
+    # learning rate that falls, and many steps want slower rates.
+    "netflix": Schedule(
+        100,
+        200_000,
+        dense={"gamma": None, "hidden": 1200, "lr": 1e-3, "final_lr": 0.02},
+        tuned={"rate_lr": 0.002},
+    ),
     "msd": Schedule(100, 200_000),
     "ml-1m": Schedule(50, 5_750, batch=100, published=False),
 }
@@ -393,8 +399,9 @@ def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
         f"the KL weighs {s['gamma']:g} for each of the user's items" if s["gamma"] is not None
         else f"the KL's weight rises to {s['beta_cap']:g} by 1/{s['anneal_steps']:,} a step"
     )  # fmt: skip
+    falls = f", learning rates fall to {s['final_lr']:g} of themselves" if s["final_lr"] < 1 else ""
     early = f" (stopped after {len(made['history'])})" if made["stopped_early"] else ""
     return (
-        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}; {weight}; the epoch with the best"
+        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}{falls}; {weight}; the epoch with the best"
         f" validation {MEASURE}; masks averaged at test: {made['masks']['at_test']}, chosen on validation"
     )
