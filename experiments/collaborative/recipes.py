@@ -402,6 +402,6 @@ def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
     falls = f", learning rates fall to {s['final_lr']:g} of themselves" if s["final_lr"] < 1 else ""
     early = f" (stopped after {len(made['history'])})" if made["stopped_early"] else ""
     return (
-        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}{falls}; {weight}; the epoch with the best"
-        f" validation {MEASURE}; masks averaged at test: {made['masks']['at_test']}, chosen on validation"
+        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}{falls}; {weight}; the epoch with"
+        f" the best validation {MEASURE}; masks averaged at test: {made['masks']['at_test']}, chosen on validation"
     )
