@@ -2,14 +2,15 @@ r"""Every item's non-negative elastic net on all others, solved together by prod
 
 $$ \min_{B \ge 0,\ B_{ii} = 0}\ \tfrac12\lVert X - XB\rVert^2 + \tfrac12\lambda_2\lVert B\rVert^2 + \lambda_1 \lvert B\rvert $$
 
-needs of $X$ only $G = X^\top X$. Coordinate descent, a column at a time, takes hours for tens of thousands of items; steps of
-all columns at once are dense products, at which a GPU is best. The ridge makes the problem strongly convex, so Nesterov's
+needs of $X$ only $G = X^\top X$. Coordinate descent goes column by column; steps of all columns at once are
+dense products, at which a GPU is best. The ridge makes the problem strongly convex, so Nesterov's
 momentum is a known constant and the error falls by $1 - \sqrt{\lambda_2 / L}$ each step.
 
 Nesterov, Introductory Lectures on Convex Optimization, 2004, 2.2.1; with the proximal step of Beck and Teboulle, 2009.
 """
 
 import math
+import warnings
 
 import torch
 from jaxtyping import Float
@@ -28,7 +29,7 @@ def non_negative_elastic_net(
         l1: weight of the sum.
         l2: weight of half the sum of squares; above 0.
         tolerance: stop when no weight moves further in a step.
-        most_steps: stop then at the latest.
+        most_steps: stop then at the latest, with a warning.
     """
     largest = _largest_eigenvalue(gram)
     step = 1 / (largest + l2)
@@ -36,7 +37,7 @@ def non_negative_elastic_net(
     momentum = (1 - root) / (1 + root)
     weights = torch.zeros_like(gram)
     ahead = weights.clone()
-    # TF32 is eight times faster and good for the way there; only the last steps need every digit.
+    # TF32 is faster and good for the way there; only the last steps need every digit.
     before = torch.get_float32_matmul_precision()
     try:
         for precision, near in (("high", 10 * tolerance), ("highest", tolerance)):
@@ -49,10 +50,16 @@ def non_negative_elastic_net(
                 moved = nearer - weights
                 ahead = torch.add(nearer, moved, alpha=momentum, out=ahead)
                 weights = nearer
-                if (
-                    count % 10 == 9 and float(moved.abs_().max()) < near
-                ):  # a glance in ten steps: it waits for the device
+                # A glance in ten steps: it waits for the device.
+                if count % 10 == 9 and float(moved.abs_().max()) < near:
                     break
+            else:
+                if precision == "highest":
+                    warnings.warn(
+                        f"elastic net: weights still move by more than {tolerance:g} a step after {most_steps:,} steps; they"
+                        " are near the solution at best; raise l2, or most_steps",
+                        stacklevel=2,
+                    )
     finally:
         torch.set_float32_matmul_precision(before)
     return weights

@@ -82,7 +82,7 @@ def _check(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def strip(maps: Maps, i: int) -> UInt8[np.ndarray, "h width 3"]:
-    """One test image from left to right."""
+    """One test image from left to right, at half size: a page, and a repository, hold them all."""
     colours = np.array(PALETTE, np.uint8)
     parts = []
     if maps.scenes is not None:
@@ -97,19 +97,18 @@ def strip(maps: Maps, i: int) -> UInt8[np.ndarray, "h width 3"]:
         _glow(maps.mutual_information[i], maps.largest),
     ]
     gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
-    return np.concatenate([piece for part in parts for piece in (part, gap)][:-1], 1)
+    return np.concatenate([piece for part in parts for piece in (part, gap)][:-1], 1)[::2, ::2]
 
 
 def images(maps: Maps) -> Iterator[tuple[str, str]]:
-    """A name and a source for each strip, at half size: a page holds them all."""
+    """A name and a source for each strip."""
     for i, index in enumerate(maps.index):
-        small = strip(maps, i)[::2, ::2]
-        yield f"test image {int(index)}", f"data:image/png;base64,{base64.b64encode(_png(small)).decode()}"
+        yield f"test image {int(index)}", f"data:image/png;base64,{base64.b64encode(_png(strip(maps, i))).decode()}"
 
 
 def strips_png(maps: Maps) -> bytes:
-    """All strips above each other, at half size: a repository can hold it."""
-    strips = [strip(maps, i)[::2, ::2] for i in range(len(maps.index))]
+    """All strips above each other."""
+    strips = [strip(maps, i) for i in range(len(maps.index))]
     gap = np.full((GAP, strips[0].shape[1], 3), 255, np.uint8)
     return _png(np.concatenate([piece for each in strips for piece in (each, gap)][:-1]))
 

@@ -66,6 +66,12 @@ def test_enough_l1_leaves_nothing_and_items_nobody_likes_have_no_weights() -> No
     assert non_negative_elastic_net(torch.zeros(3, 3), 0.1, 1.0).eq(0).all()
 
 
+def test_a_solution_that_is_not_reached_is_said_to_be_none() -> None:
+    x = likes(9, 0)
+    with pytest.warns(UserWarning, match="weights still move by more than 1e-12 a step after 10 steps"):
+        non_negative_elastic_net(torch.from_numpy(x.T @ x), 0.1, 0.01, tolerance=1e-12, most_steps=10)
+
+
 def test_precision_of_products_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_float32_matmul_precision()
     asked = []
