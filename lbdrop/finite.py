@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.masks import deterministic
+from lbdrop.modes import as_at_test
 
 __all__ = [
     "Answer",
@@ -195,16 +196,12 @@ def origin(model: nn.Module, call: Callable[[], Any]) -> str:
     leaves = [(name, m) for name, m in model.named_modules() if not any(m.children())]
     hooks = [m.register_forward_hook(leaving(name)) for name, m in leaves]
     hooks.append(model.register_forward_pre_hook(entering, with_kwargs=True))
-    training = [m for m in model.modules() if m.training]
     try:
-        model.eval()
-        with torch.no_grad(), deterministic(model):
+        with as_at_test(model), torch.no_grad(), deterministic(model):
             call()
     except Exception:  # in search of a reason, another one is of no help
         pass
     finally:
-        for module in training:
-            module.training = True
         for hook in hooks:
             hook.remove()
     return seen[0] if seen else "the model's outputs are finite without dropout: look at the loss and at single masks"

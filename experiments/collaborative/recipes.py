@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.collaborative import looks
+from experiments.collaborative import looks, words
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import settings as models
 from lbdrop.recommend.evaluate import HeldOutRows, Report, evaluate
@@ -100,8 +100,8 @@ class Schedule(NamedTuple):
 WIDE = {"gamma": None, "hidden": 1200, "lr": 1e-3, "final_lr": 0.02}
 DATA = {
     "ml-20m": Schedule(200, 200_000),
-    # Many steps want slower rates; chosen on validation (LOG.md).
-    "netflix": Schedule(100, 200_000, dense=WIDE, tuned={"rate_lr": 0.002}),
+    # Many steps want slower rates; chosen on validation (LOG.md). That they settle then was tried at this share alone.
+    "netflix": Schedule(100, 200_000, dense=WIDE, tuned={"rate_lr": 0.002, "settle": 0.6}),
     "msd": Schedule(100, 200_000),
     "ml-1m": Schedule(50, 5_750, batch=100, published=False),
 }
@@ -117,7 +117,7 @@ class Run:
     method: str
     seed: int = 0
     rate: float | None = None
-    """The fixed rate, in rows that form a grid."""
+    """The fixed rate, in rows that form a grid; of self-tuned ones, where they start instead of at ½."""
 
     def __post_init__(self):
         if self.dataset not in DATA:
@@ -126,15 +126,24 @@ class Run:
             raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {self.method!r}")
         if self.method in ENCODERS and self.rate is None:
             object.__setattr__(self, "rate", 0.5)
-        if self.rate is not None and self.method not in ENCODERS:
-            raise DropoutError(f"rate: want a method with a grid ({', '.join(ENCODERS)}), got {self.method!r}")
-        if self.rate is not None and not 0 <= self.rate < 1:
-            raise DropoutError(f"rate: want 0 or more and less than 1, got {self.rate}")
+        if self.rate is not None and self.method not in ENCODERS and not self.tuned:
+            raise DropoutError(
+                f"rate: want a method with a grid ({', '.join(ENCODERS)}) or self-tuned rates, got {self.method!r}"
+            )
+        if self.rate is not None and not (0 < self.rate < 1 if self.tuned else 0 <= self.rate < 1):
+            raise DropoutError(
+                f"rate: want {'more than 0' if self.tuned else '0 or more'} and less than 1, got {self.rate}"
+            )
+
+    @property
+    def tuned(self) -> bool:
+        return self.method not in ENCODERS | RIVALS and models.method(self.method).rule == "self-tuning"
 
     @property
     def label(self) -> str:
         """What its row of the table is called."""
-        return ROWS[self.method] + (f", rate {self.rate:g}" if self.rate is not None else "")
+        said = "from" if self.tuned else "rate"
+        return ROWS[self.method] + (f", {said} {self.rate:g}" if self.rate is not None else "")
 
     @property
     def name(self) -> str:
@@ -242,7 +251,7 @@ def run(
         "seed": seed,
         "rate": one.rate,
         "settings": made["settings"],
-        "protocol": _protocol(one, world, made),
+        "protocol": words.protocol(data_name, world.counts(), made, DATA[data_name], MEASURE),
         "provenance": provenance(),
         "data": world.counts(),
         **made,
@@ -364,37 +373,3 @@ def _epoch(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _per_masks(found: Mapping[int, Report]) -> dict[str, Any]:
     records = {str(masks): report.record() for masks, report in found.items()}
     return {masks: {name: record[name] for name in ("mean", "standard_error")} for masks, record in records.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------- words
-
-
-def _protocol(one: Run, world: World, made: Mapping[str, Any]) -> str:
-    """What was done, in words; what every run of a table shares comes first."""
-    c = world.counts()
-    data = (
-        f"{one.dataset}, users split as by Liang et al. 2018: {c['train_users']:,} to train on with {c['train_likes']:,} likes"
-        f" of {c['items']:,} items, {c['validation_users']:,} for validation, {c['test_users']:,} for test, a fifth of whose"
-        " items is held out"
-    )
-    if (choice := made["choice"]) is not None:
-        count = len(choice["tried"])
-        return f"{data}; {choice['by']} chooses among {count} settings" if count > 1 else f"{data}; one setting"
-    schedule, s = DATA[one.dataset], made["settings"]
-    whole = s["epochs"] * (2 if s["alternate"] else 1) >= schedule.epochs - 1
-    source = f"scaled from {schedule.epochs} epochs of batches of {schedule.batch}, and the KL's annealing with them"
-    if not schedule.published:
-        source = "our choice: the data are not in the paper"
-    elif whole and s["batch"] == schedule.batch:
-        source = "as published"
-    passes = f"; an epoch is {s['alternate']} passes for the encoder and one for the decoder" if s["alternate"] else ""
-    weight = (
-        f"the KL weighs {s['gamma']:g} for each of the user's items" if s["gamma"] is not None
-        else f"the KL's weight rises to {s['beta_cap']:g} by 1/{s['anneal_steps']:,} a step"
-    )  # fmt: skip
-    falls = f", learning rates fall to {s['final_lr']:g} of themselves" if s["final_lr"] < 1 else ""
-    early = f" (stopped after {len(made['history'])})" if made["stopped_early"] else ""
-    return (
-        f"{data}; {s['epochs']} epochs{early} of batches of {s['batch']}, {source}{passes}{falls}; {weight}; the epoch with"
-        f" the best validation {MEASURE}; masks averaged at test: {made['masks']['at_test']}, chosen on validation"
-    )

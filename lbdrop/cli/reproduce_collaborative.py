@@ -31,7 +31,10 @@ def command(name: str) -> Callable[..., None]:
         seed: Annotated[int, typer.Option(min=0, help="Draws weights, the order of users and masks.")] = 0,
         seeds: Annotated[int, typer.Option(min=1, help="With 'all' or 'grid': seeds 0 to this less one.")] = 1,
         rate: Annotated[
-            float | None, typer.Option(help="The fixed rate of vae-drop or vae-dense-drop; 0.5 unless told.")
+            float | None,
+            typer.Option(
+                help="The fixed rate of vae-drop or vae-dense-drop, or where a self-tuned one starts; 0.5 unless told."
+            ),
         ] = None,
         epochs: Annotated[int | None, typer.Option(min=1, help="The schedule's unless told.")] = None,
         batch: Annotated[int | None, typer.Option(min=1, help="Users a step; the schedule's unless told.")] = None,

@@ -12,6 +12,7 @@ Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., 
 follow held-out users).
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class Loop:
                 group["lr"] = torch.tensor(group["lr"], device=fabric.device)
         self.watch = StepWatch(model, self.optimizer, fabric.device)
         self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
-        self.step = 0
+        self.step, self.settled = 0, False
         step = _Step(model)
         # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
@@ -80,6 +81,8 @@ class Loop:
         order, noise, tuning = self._generators(number)
         self.model.train()
         self._set_learning_rates(number)
+        self.settled = number > math.ceil(self.settings.settle * self.settings.epochs)
+        self.model.offset_scale.fill_(0.0 if self.settled else self.settings.offset_scale)
         self.watch.begin(number)
         try:
             for index, part in enumerate(parts):
@@ -122,7 +125,7 @@ class Loop:
         )
         # The whole schedule at once: a Python number a step would be a copy to the device a step.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
-        held = None if self.held is None else self._held_out_batches(self.held, size, tuning)
+        held = None if self.held is None or self.settled else self._held_out_batches(self.held, size, tuning)
         for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
             pair = next(held) if held is not None and (self.step + index) % self.held_out_every == 0 else None
             if self.recorder is not None:

@@ -83,6 +83,8 @@ class Settings:
     """Train the weights through the mirrored masks too."""
     offset_scale: float = 1.0
     """Self-tuning: the standard deviation of users' offsets to the logit of the rate."""
+    settle: float = 1.0
+    """Self-tuning: the share of epochs after which the rate stays, and users have no offsets, which cost a little."""
     samples: int = 0
     """Masks averaged at test time; 0 runs the model once, without masks."""
 
@@ -111,6 +113,7 @@ class Settings:
         ):  # fmt: skip
             check_number(name, getattr(self, name), least=0)
         check_number("final_lr", self.final_lr, above=0, most=1)
+        check_number("settle", self.settle, above=0, most=1)
         if self.dropout != "none" and not 0 < self.rate < 1:
             raise DropoutError(
                 f"rate: want a number strictly between 0 and 1, got {self.rate}; dropout='none' drops nothing"
@@ -138,6 +141,8 @@ class Settings:
             )
         if self.rule == "self-tuning" and not self.offset_scale > 0:
             raise DropoutError(f"offset_scale: want more than 0 with rule='self-tuning', got {self.offset_scale}")
+        if self.rule != "self-tuning" and self.settle < 1:
+            raise DropoutError(f"settle: want 1 where rates are not self-tuned (rule={self.rule!r}), got {self.settle}")
         if self.samples and self.dropout == "none":
             raise DropoutError(
                 f"samples: want 0 where dropout='none', got {self.samples}; there are no masks to average"

@@ -63,6 +63,8 @@ class VAE(nn.Module):
         torch.Size([2, 3])
     """
 
+    offset_scale: Tensor
+
     def __init__(self, items: int, settings: Settings, users: int = 0):
         super().__init__()
         if items < 1:
@@ -75,6 +77,8 @@ class VAE(nn.Module):
         self.latent = Latent(items, settings, self.encoder)
         self.decoder = Decoder(items, settings)
         self.dropping = settings.dropout != "none"
+        # In a tensor, so that recorded steps see it change.
+        self.register_buffer("offset_scale", torch.tensor(settings.offset_scale), persistent=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -286,7 +290,7 @@ class VAE(nn.Module):
         if self.settings.rule != "self-tuning":
             return None
         drawn = torch.randn((batch.size, 1), dtype=self._dtype, device=batch.item.device, generator=generator)
-        return self.settings.offset_scale * drawn
+        return self.offset_scale.to(drawn.dtype) * drawn
 
     def _matrices(self) -> list[nn.Parameter]:
         """The weights of linear layers: not biases, norms, user vectors, responses or pseudo-inputs."""

@@ -29,9 +29,9 @@ class StepWatch:
     def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device):
         self.model, self.optimizer, self.epoch = model, optimizer, 0
         self.broken = torch.zeros((), device=device)
-        self.steps = torch.zeros((), dtype=torch.float64, device=device)
+        self.steps = torch.zeros((), device=device)
         # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient.
-        self.numbers = torch.zeros(6, dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(6, device=device)
         self.asked: Answer | None = None
         optimizer.found_inf = self.broken  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -44,9 +44,10 @@ class StepWatch:
         self.steps += 1
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         largest = torch.nn.utils.get_total_norm(gradients, math.inf)
-        now = torch.stack([self.steps, *(each.detach().double() for each in (*losses, largest))])
-        self.numbers.copy_(torch.where(self.broken > 0, self.numbers, now))
-        self.broken.copy_(torch.maximum(self.broken, (~torch.isfinite(now)).any().float()))
+        # As few and small kernels as may be: a step of a small model is not much longer than they are.
+        now = torch.stack([self.steps, *(each.detach().float() for each in (*losses, largest))])
+        torch.where(self.broken > 0, self.numbers, now, out=self.numbers)
+        torch.maximum(self.broken, 1 - torch.isfinite(now).all().float(), out=self.broken)
         if not self.broken.is_cuda and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
             self.refuse()
 

@@ -71,9 +71,9 @@ def _dataset(name: str, runs: Sequence[Json]) -> dict[str, Any]:
 
 
 def rows_beside(rows: Mapping[str, Json], grids: Mapping[str, Json]) -> list[str]:
-    """All rows but the grids', of which the usual rate and the chosen one stand beside the others."""
+    """All rows but grids and starts; of a grid the usual rate and the chosen one stand beside the others."""
     kept = {grid["chosen"] for grid in grids.values()} | {"vae-drop@0.5"}
-    return [key for key, row in rows.items() if row["method"] not in GRIDS or key in kept]
+    return [key for key, row in rows.items() if row["rate"] is None or key in kept]
 
 
 def _row(key: str, runs: Sequence[Json], dataset: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Every row of the recommender's table on a small generated catalogue, the command over it, and what a record holds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,13 @@ def test_the_dense_grid_is_the_dense_encoder_with_a_fixed_rate_or_none() -> None
     assert (none.encoder, none.dropout) == ("dense", "none")
 
 
+def test_a_self_tuned_rate_starts_where_it_is_told_and_the_run_is_named_after_it() -> None:
+    usual, low = (recipes.Run("ml-1m", "sivae-lbd-dense-tuned", 0, rate) for rate in (None, 0.05))
+    assert recipes.settings_of(usual).rate == 0.5
+    assert recipes.settings_of(low) == replace(recipes.settings_of(usual), rate=0.05)
+    assert (low.label, low.name) == (f"{usual.label}, from 0.05", "ml-1m-sivae-lbd-dense-tuned-0.05-seed0")
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -157,6 +165,7 @@ def test_the_dense_grid_is_the_dense_encoder_with_a_fixed_rate_or_none() -> None
         ({"dataset": "msd", "method": "magic"}, "want one of sivae-lbd"),
         ({"dataset": "msd", "method": "vae", "rate": 0.3}, "want a method with a grid"),
         ({"dataset": "msd", "method": "vae-drop", "rate": 1.0}, "less than 1"),
+        ({"dataset": "msd", "method": "sivae-lbd-tuned", "rate": 0.0}, "more than 0"),
     ],
 )
 def test_a_wrong_cell_says_what_there_is(wrong: dict[str, Any], said: str) -> None:

@@ -255,6 +255,28 @@ def test_encoder_and_decoder_learn_in_turn(train: csr_array, monkeypatch: pytest
     assert all(p.requires_grad for p in model.encoder.parameters())
 
 
+def test_a_settled_rate_stays_and_users_have_no_offsets(train: csr_array, validation: HeldOut) -> None:
+    settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 4, "rate_lr": 0.1, "settle": 0.5})
+    scales, offsets = [], VAE._offsets
+
+    def watched(self: VAE, *args: Any) -> Tensor | None:
+        drawn = offsets(self, *args)
+        assert drawn is not None
+        scales.append(bool(drawn.any()))
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VAE, "_offsets", watched)
+        _, history = run(settings, train, validation)
+    keeps = [entry["keep"] for entry in history.epochs]
+    assert len({0.5, *keeps[:2]}) == 3
+    assert len(set(keeps[1:])) == 1
+    settled = 2 * Rows.from_csr(train).steps(settings.batch)  # of which each asks once, where others also look
+    assert scales == [True] * (len(scales) - settled) + [False] * settled
+    with pytest.raises(DropoutError, match="settle"):
+        method("vae-drop", settle=0.5)
+
+
 def test_held_out_users_move_the_rates_and_only_the_rates(train: csr_array, validation: HeldOut) -> None:
     settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 1, "rate_lr": 0.1})
     model, often = run(settings, train, validation, held_out_every=1)
