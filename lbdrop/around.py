@@ -19,6 +19,7 @@ class Around:
         logits: the rates, each once.
         spread: standard deviation of the offsets; 0 stays at the rates as they are.
         masks: masks to draw for each example.
+        quiet: of the rates, those whose layers have no dropout: every mask is its mean.
         follow: whether the offsets are wanted with a gradient.
         generator: draws offsets and masks.
     """
@@ -29,11 +30,13 @@ class Around:
         spread: float,
         *,
         masks: int = 1,
+        quiet: Sequence[Tensor] = (),
         follow: bool = False,
         generator: torch.Generator | None = None,
     ):
         self.logits, self.spread = logits, spread
         self.masks, self.follow, self.generator = masks, follow, generator
+        self.quiet = {id(logit) for logit in quiet}
         self.offsets: Tensor | None = None
         self._layers: list[NoiseLayer] = []  # that have them
 
@@ -70,6 +73,8 @@ class Around:
 
     # As a Drawer: masks at the shifted rates.
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        if id(layer.logit) in self.quiet:
+            return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
         self.look(layer, shape[layer.batch_dim])
         return layer.draw(self.masks, shape, x, self.generator)
 

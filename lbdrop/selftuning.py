@@ -7,15 +7,18 @@ $$ y = (x \odot z)\,(1 + \epsilon G) + \epsilon H, \qquad z \sim \mathrm{Ber}(\s
 
 Weights, $G$ and $H$ follow the training loss. Now and then held-out examples are looked at, without dropout: their loss as a
 function of $\alpha + \epsilon$ has slopes through $G$ and $H$, and :class:`~lbdrop.slopes.Slopes` turns them into steps of the
-rates. After a share of the run the rates are settled. The rest is ordinary training at these rates, on all data: held-out
-examples have done their work, and are given back.
+rates. A run has three parts. First a short one without dropout, at whose end each rate's noise is tried: one that would
+cost too much is switched off, the others begin where they cost what over-fitting takes (:mod:`lbdrop.trial`). Then this one,
+at whose end the rates are settled. The rest is ordinary training at these rates, on all data: held-out examples have done
+their work, and are given back.
 
 MacKay et al., Self-Tuning Networks, ICLR 2019; here with the response inside the dropout layers, so that any converted model
 has it, and with steps of Newton's kind in place of the optimiser's.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,11 +26,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop import trial
 from lbdrop.around import Around, Widths
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.held_out import HeldOut
 from lbdrop.masks import use
+from lbdrop.modes import as_at_test
 from lbdrop.rules import Evaluation
 from lbdrop.slopes import Slopes
 
@@ -37,7 +42,7 @@ __all__ = ["SelfTuning"]
 PATIENCE = 50
 # Where rates are held while they move: lower, and examples around them say nothing of higher ones any more.
 LOWEST, HIGHEST = 0.03, 0.9
-# The looks are forgotten over a tenth of them; before half of that has been seen no rate moves.
+# The looks are forgotten over about a tenth of them; before half of that has been seen no rate moves.
 WINDOWS = 10
 # Of the steps until rates are settled, those after which rates may be switched off, so that weights have time without them.
 SIFTED = 0.7
@@ -54,7 +59,9 @@ class SelfTuning:
         steps: how many training steps the whole run has: calls of the objective.
         examples: how many training examples there are beside them; with it, held-out examples are given back, that is,
             trained on at their share of every batch, once rates are settled. ``None`` keeps them out.
-        start: the rate that all begin at, whatever the model's own were; ``None`` begins at those.
+        start: the rate that all begin at; ``None``: where their noise costs what over-fitting takes (:mod:`lbdrop.trial`), or
+            .1 where ``plain`` leaves no step to measure it in. The model's own do not matter.
+        plain: of the steps until rates are settled, how many at the beginning have no dropout, whose noise costs most there.
         share: of the steps, how many until rates are settled; those that are of no use are switched off a little before.
         spread: σ, how far around the present rates the network learns to answer, in logits.
         every: how many training steps to one look at held-out data.
@@ -71,25 +78,26 @@ class SelfTuning:
         *,
         steps: int,
         examples: int | None = None,
-        start: float | None = 0.1,
-        share: float = 0.5,
+        start: float | None = None,
+        plain: float = 0.2,
+        share: float = 0.4,
         spread: float = 1.0,
         every: int = 4,
         masks: int = 1,
         example: Any = None,
         generator: torch.Generator | None = None,
     ):
-        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1:
+        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
             raise DropoutError(
-                "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1 and share in (0, 1], got"
-                f" {spread}, {every}, {masks}, {steps}, {share}"
+                "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1, share in (0, 1] and plain in [0, 1), got"
+                f" {spread}, {every}, {masks}, {steps}, {share} and {plain}"
             )
-        if start is not None and not 0 < start < 1:
-            raise DropoutError(f"start: want a rate strictly between 0 and 1, or None for the model's own, got {start}")
-        self.model, self.examples = model, examples
+        if start is not None and not LOWEST <= start <= HIGHEST:
+            raise DropoutError(f"start: want a rate from {LOWEST} to {HIGHEST}, or None to find one, got {start}")
+        self.model, self.examples, self.start = model, examples, start
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
-        self.sifts = math.ceil(SIFTED * self.settles)
+        self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
         self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
@@ -105,8 +113,8 @@ class SelfTuning:
         if first.slopes is None or first.slopes.rates != len(self.logits):  # else a rule made anew goes on
             first.slopes = Slopes(len(self.logits))
             for logit in self.logits:
-                if start is not None and logit.requires_grad:
-                    logit.data.fill_(logit_of(start))
+                if logit.requires_grad:
+                    logit.data.fill_(logit_of(trial.RATE if start is None else start))
         self._weight: Tensor | None = None
         self._looks = self._moves = 0
         self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
@@ -131,27 +139,34 @@ class SelfTuning:
             return self._around_now(evaluation)
         if self._fresh:
             self._take_up()
+        if self.slopes.steps == self.begins > 0 and not self.settled:
+            self._begin()
         if self.settled:
             self._stay(self.logits)
             if self.examples is not None:
                 evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
             return self._around_now(evaluation)
         expected = self._around_now(evaluation)
+        if self.slopes.steps == 0 < self.begins:
+            self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
+        if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
+            self._try_noise(evaluation)
         self.slopes.steps += 1
-        if self.slopes.steps % self.every == 0:
+        if self.slopes.steps > self.begins and self.slopes.steps % self.every == 0:
             self._look(evaluation)
         if self.slopes.steps in (self.sifts, self.settles):
-            self._switch_off()
+            self._switch_off(self._useless())
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        """The training loss: around the present rates while they move, at them when they are settled."""
-        around = self._around(0.0 if self.settled else self.spread)
-        with around.opened():
+        """The training loss: without dropout at first, then around the rates while they move, at them when they are settled."""
+        plain = self.slopes.steps < self.begins and not self.settled
+        around = self._around(0.0 if self.settled or plain else self.spread, quiet=self.logits if plain else ())
+        with around.opened(), _still(self.logits) if plain else nullcontext():
             return evaluation.sampled(around, self.masks).mean()
 
-    def _around(self, spread: float, follow: bool = False) -> Around:
-        return Around(self.logits, spread, masks=self.masks, follow=follow, generator=self.generator)
+    def _around(self, spread: float, *, quiet: Sequence[Tensor] = (), follow: bool = False) -> Around:
+        return Around(self.logits, spread, masks=self.masks, quiet=quiet, follow=follow, generator=self.generator)
 
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""
@@ -161,7 +176,7 @@ class SelfTuning:
         offsets, slopes = self.look(evaluation)
         now = torch.stack([logit.detach().float().mean() for logit in self.logits])
         self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
-        if self.slopes.steps < self.every * self.window / 2:  # too little seen
+        if self.slopes.steps - self.begins < self.every * self.window / 2:  # too little seen
             return
         low, high = logit_of(HIGHEST), logit_of(LOWEST)
         for logit, by in zip(self.logits, self.slopes.step(now, self.window), strict=True):
@@ -173,24 +188,42 @@ class SelfTuning:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
         batch = self.held_out.next()
         around = self._around(self.spread, follow=True)
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()  # running statistics, and dropout that is not ours, as at test
-        try:
-            with around.opened(), use(self.model, around), _recurrent_by_hand(self.model):
-                held_out = evaluation.elsewhere(batch)
-        finally:
-            for module in training:
-                module.training = True
+        with as_at_test(self.model), around.opened(), use(self.model, around), _recurrent_by_hand(self.model):
+            held_out = evaluation.elsewhere(batch)
         self.last_held_out = held_out.detach().mean()
         assert around.offsets is not None
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
-    def _switch_off(self) -> None:
-        """Rates at the lower edge whose slope still points below it; asks the device once."""
+    def _try_noise(self, evaluation: Evaluation) -> None:
+        which, around = trial.turn(self.slopes.steps, self.logits), self._around(0.0)
+        with as_at_test(self.model), torch.no_grad():
+            trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
+            with around.opened(), use(self.model, around):
+                held_out = evaluation.elsewhere(self.held_out.next()).float()
+        found = trial.sums_of(costs, which, len(self.logits), trained, held_out)
+        self.slopes.trial = evaluation.summed(found) + self.slopes.trial.to(found)
+
+    def _begin(self) -> None:
+        """What the trial says: off, or the rate to begin at."""
+        per_step = float(self.slopes.trial[3, 0]) / min(trial.STEPS, self.begins)
+        # In a first epoch nothing can over-fit yet, and noise that costs anything would be too dear.
+        if self.examples is None or self.begins * per_step >= self.examples:
+            self._switch_off(trial.too_dear(self.slopes.trial))
+        left = [logit.requires_grad for logit in self.logits]
+        if self.start is None and any(left):
+            rate = trial.balanced(self.slopes.trial, left)
+            for logit in itertools.compress(self.logits, left):
+                logit.data.fill_(logit_of(rate))
+
+    def _useless(self) -> list[bool]:
+        """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
         edge = logit_of(LOWEST) - 0.05
         down = self.slopes.surely_down().tolist()
-        off = [a for a, d in zip(self.logits, down, strict=True) if a.requires_grad and d and bool((a > edge).all())]
+        return [d and bool((a > edge).all()) for a, d in zip(self.logits, down, strict=True)]
+
+    def _switch_off(self, which: Sequence[bool]) -> None:
+        off = [logit for logit, is_off in zip(self.logits, which, strict=True) if is_off and logit.requires_grad]
         for logit in off:
             logit.data.fill_(OFF)
         self._stay(off)
@@ -244,10 +277,8 @@ class SelfTuning:
         if example is None:
             example = self.held_out.peek()[0]
         seen = Widths()
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
         try:
-            with torch.no_grad(), use(self.model, seen):
+            with as_at_test(self.model), torch.no_grad(), use(self.model, seen):
                 self.model(**example) if isinstance(example, dict) else self.model(example)
         except Exception as error:
             # Where the model was converted with an example, what was seen then will do.
@@ -259,9 +290,6 @@ class SelfTuning:
                     f"example: want inputs that the model can be called with, got {error}; pass example=x, or convert the"
                     " model with example=x"
                 ) from error
-        finally:
-            for module in training:
-                module.training = True
         place = {id(logit): index for index, logit in enumerate(self.logits)}
         for name, layer in self.layers.items():
             if not any(layer is reached for reached, _, _ in seen.found):
@@ -278,9 +306,22 @@ class SelfTuning:
     def __repr__(self) -> str:
         back = "given back" if self.examples else "kept out"
         return (
-            f"SelfTuning({len(self.logits)} rates, settled after {self.settles} steps, spread={self.spread},"
-            f" every={self.every}, masks={self.masks}, held-out data {back})"
+            f"SelfTuning({len(self.logits)} rates, moving from step {self.begins}, settled after {self.settles},"
+            f" spread={self.spread}, every={self.every}, masks={self.masks}, held-out data {back})"
         )
+
+
+@contextmanager
+def _still(logits: list[nn.Parameter]) -> Iterator[None]:
+    """What is computed here has no gradient for the rates: held-out data alone move them."""
+    moving = [logit for logit in logits if logit.requires_grad]
+    try:
+        for logit in moving:
+            logit.requires_grad_(False)
+        yield
+    finally:
+        for logit in moving:
+            logit.requires_grad_(True)
 
 
 @contextmanager

@@ -43,6 +43,8 @@ class Slopes(nn.Module):
         super().__init__()
         self.rates, self.steps = rates, 0
         self.sums = torch.zeros(6, rates)
+        self.trial = torch.zeros(9, rates, dtype=torch.float64)
+        """What :mod:`lbdrop.trial` has summed up."""
 
     @staticmethod
     def sums_of(
@@ -77,7 +79,10 @@ class Slopes(nn.Module):
         return slope < -2 * error
 
     def get_extra_state(self) -> Tensor:
-        return torch.cat([self.sums.new_full((1, self.rates), self.steps, dtype=torch.float64), self.sums.double()])
+        steps = self.sums.new_full((1, self.rates), self.steps, dtype=torch.float64)
+        return torch.cat([steps, self.sums.double(), self.trial.to(self.sums.device)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.steps, self.sums, self.rates = int(state[0, 0]), state[1:].float(), state.shape[1]
+        self.steps, self.sums, self.rates = int(state[0, 0]), state[1:7].float(), state.shape[1]
+        # A state from before there was a trial has none.
+        self.trial = state[7:].clone() if len(state) > 7 else state.new_zeros(9, self.rates)

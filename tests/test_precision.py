@@ -226,7 +226,7 @@ def test_every_models_gradients_are_those_of_the_other_engine(kind, shape, monke
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
 def test_self_tunings_gradients_are_those_of_the_other_engine(kind, shape, monkeypatch) -> None:
     def objective(model: nn.Module, x: Tensor) -> Objective:
-        return Objective(model, SelfTuning(model, [(x,)], steps=100, masks=3))
+        return Objective(model, SelfTuning(model, [(x,)], steps=100, plain=0.0, masks=3))
 
     agree(kind, shape, objective, monkeypatch)
 

@@ -74,7 +74,7 @@ def test_where_every_rate_hurts_dropout_is_switched_off() -> None:
 
 def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
     model, x, y = small()
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, every=3))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=3))
     stirred(model)
     moved = []
     for _ in range(12):
@@ -135,8 +135,7 @@ def test_each_example_is_masked_at_its_own_rate() -> None:
 @pytest.mark.parametrize("masks", [1, 3])
 def test_many_masks_and_one_give_one_loss_and_leave_no_offsets(masks: int) -> None:
     model, x, y = small()
-    objective = Objective(model, held_out=[(x, y)], steps=100, masks=masks)
-    assert isinstance(objective.rule, SelfTuning)
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, masks=masks))
     loss = objective(crossed, x, y)
     assert loss.shape == ()
     loss.backward()
@@ -147,10 +146,11 @@ def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
     lbdrop.convert(model, verbose=False)
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
-    rule = SelfTuning(model, [(100 + x, y)], steps=100, every=1)
+    rule = SelfTuning(model, [(100 + x, y)], steps=100, plain=0.0, every=1)
     model[3].eval()
     objective = Objective(model, rule)
     objective(crossed, x, y).backward()
+    assert int(model[1].num_batches_tracked) == 1
     assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
     assert [module.training for module in model] == [True, True, True, False]
 
@@ -179,7 +179,7 @@ def test_calls_without_gradients_are_no_steps() -> None:
 def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
     model, x, y = small()
     model[0].logit.requires_grad_(False)
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, every=1))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1))
     stirred(model)
     for _ in range(10):
         objective(crossed, x, y).backward()

@@ -63,7 +63,7 @@ def test_responses_that_no_optimiser_has_are_an_error_not_silence(forgotten: str
 
 def test_held_out_data_that_runs_out_is_refused() -> None:
     model, x, y = small()
-    objective = Objective(model, SelfTuning(model, (pair for pair in [(x, y)]), steps=100, every=1))
+    objective = Objective(model, SelfTuning(model, (pair for pair in [(x, y)]), steps=100, plain=0.0, every=1))
     with pytest.raises(DropoutError, match="not a generator"):
         for _ in range(3):
             objective(crossed, x, y)
@@ -91,8 +91,12 @@ def test_settings_that_cannot_be_are_refused() -> None:
     model, x, y = small()
     with pytest.raises(DropoutError, match="spread > 0"):
         SelfTuning(model, [(x, y)], steps=100, spread=0.0)
+    with pytest.raises(DropoutError, match=r"plain in \[0, 1\)"):
+        SelfTuning(model, [(x, y)], steps=100, plain=1.0)
     with pytest.raises(DropoutError, match="start: want a rate"):
         SelfTuning(model, [(x, y)], steps=100, start=1.0)
+    with pytest.raises(DropoutError, match=r"start: want a rate from 0\.03"):
+        SelfTuning(model, [(x, y)], steps=100, start=0.01)  # a run taken up again would take it for one that is off
     with pytest.raises(DropoutError, match="want one of them"):
         Objective(model, SelfTuning(model, [(x, y)], steps=100), held_out=[(x, y)])
     with pytest.raises(DropoutError, match="steps: want how many training steps the run has"):

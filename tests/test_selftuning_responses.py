@@ -29,7 +29,7 @@ def test_masked_attention_stays_masked() -> None:
     def losses(model: nn.Module, x: Tensor) -> Tensor:
         return model(x, src_mask=future)[:, 0].pow(2).mean(1)
 
-    rule = SelfTuning(layer, [(x,)], steps=100, generator=torch.Generator().manual_seed(1))
+    rule = SelfTuning(layer, [(x,)], steps=100, plain=0.0, generator=torch.Generator().manual_seed(1))
     stirred(layer)
     objective = Objective(layer, rule)
     first = objective(losses, x)
@@ -50,7 +50,7 @@ def test_one_dropout_called_at_two_widths_answers_at_both() -> None:
 
     model = lbdrop.convert(Twice(), verbose=False)
     x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=1000, every=1))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=1000, plain=0.0, every=1))
     objective(crossed, x, y).backward()
     assert sorted(model.drop.responses) == ["6", "8"]
     assert all(r.stretch.grad.abs().sum() > 0 for r in model.drop.responses.values())

@@ -55,7 +55,7 @@ def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
     model, _, x, y = settled()
     model[0].logit.data.fill_(50.0)
     other, _, _ = small()
-    again = Objective(other, SelfTuning(other, [(x, y)], steps=10_000))
+    again = Objective(other, SelfTuning(other, [(x, y)], steps=10_000, plain=0.0))
     other.load_state_dict(model.state_dict())
     again(crossed, x, y).backward()
     assert other[0].keep == 1.0

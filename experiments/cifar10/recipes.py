@@ -365,8 +365,8 @@ def _objective(settings: Settings) -> str:
     if rule == "self-tuning":
         return (
             f"weights minimise the mean loss through {settings.masks} masks a step; rates follow the loss of validation images,"
-            f" looked at every {settings.look_every} steps, until half of the steps, then stay, and these images are trained on"
-            " as well, so that measures on them are of training images"
+            f" looked at every {settings.look_every} steps, until two fifths of the steps, then stay, and these images are"
+            " trained on as well, so that measures on them are of training images"
         )
     through = f" through {settings.masks} masks a step" if rule == "masks" else ""
     return f"every method minimises the mean loss{through} plus KL/N with s = 1"

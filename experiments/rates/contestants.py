@@ -1,8 +1,8 @@
 """Who competes: fixed rates, the rivals, and learned rates under every rule for learning them.
 
 Each contestant is the same network with other dropouts, or the same dropouts under another rule. Learned rates start at .3,
-self-tuned ones at .1, unless their name says otherwise. What follows held-out data follows the validation examples that the
-grid is chosen on; self-tuning then trains on them too, as a fixed rate that is retrained does.
+self-tuned ones where their rule finds it, unless their name says otherwise. What follows held-out data follows the validation
+examples that the grid is chosen on; self-tuning then trains on them too, as a fixed rate that is retrained does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,6 @@ __all__ = ["CONTESTANTS", "GRID", "Batches", "Contestant", "MaskPrior", "chosen"
 
 GRID = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 START = 0.3
-TUNED_START = 0.1
 STARTS = (0.05, 0.3, 0.7)
 RATE_LR = 0.01
 Rules = Literal["plain", "loss", "kl", "prior", "one-step", "self-tuning"]
@@ -43,8 +42,8 @@ class Contestant:
     """The dropouts in place of the network's; ``None`` trains it as it is, at rate 0."""
     rule: Rules = "plain"
     per: Per = "layer"
-    start: float = START
-    """The fixed rate, or the one a learned rate starts from."""
+    start: float | None = START
+    """The fixed rate, or the one a learned rate starts from; ``None`` where the rule finds it."""
     estimator: str = "double-cv-4"
     only_with_starts: bool = False
     """Runs on the tasks that compare starts alone."""
@@ -62,8 +61,8 @@ class Contestant:
 
     @property
     def rate(self) -> float:
-        """The rate of a fixed contestant."""
-        return self.start if self.scheme else 0.0
+        """What the network is written with: the rate of a fixed contestant, of no matter where the rule finds its own."""
+        return 0.0 if self.scheme is None else START if self.start is None else self.start
 
     def model(self, task: Task, data: Data) -> nn.Module:
         """The task's network, converted; the same weights for every contestant of a seed."""
@@ -73,7 +72,7 @@ class Contestant:
         example = data.train[0][:2] if self.per == "unit" else None
         with torch.random.fork_rng():
             return lbdrop.convert(
-                network, scheme=self.scheme, rate=self.start, per=self.per, example=example, verbose=False
+                network, scheme=self.scheme, rate=self.rate, per=self.per, example=example, verbose=False
             )
 
     def objective(self, model: nn.Module, data: Data, batch: int, steps: int, generator: torch.Generator) -> LossOf:
@@ -138,8 +137,8 @@ def _all() -> Iterable[Contestant]:
         yield Contestant(f"{rule}-layer", f"{label}, per layer", "learned", rule)
         yield Contestant(f"{rule}-unit", f"{label}, per unit", "learned", rule, per="unit")
     yield Contestant("kl-layer-arm", "the paper's KL by ARM, per layer", "learned", "kl", estimator="arm")
-    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning", start=TUNED_START)
-    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model", start=TUNED_START)
+    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning", start=None)
+    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model", start=None)
     for start in STARTS:
         yield Contestant(
             f"tuned-layer-{start:g}", f"self-tuning, per layer, from {start:g}", "learned", "self-tuning", start=start,

@@ -29,7 +29,7 @@ def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
     figure.suptitle(
-        "self-tuned rates over training: solid from .1, dotted from .05, dash-dotted from .3, dashed from .7",
+        "self-tuned rates over training: solid as the rule begins them, dotted from .05, dash-dotted from .3, dashed from .7",
         fontsize=10,
     )
     with replacing(path) as beside:

@@ -81,7 +81,9 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     """All that decides a run's numbers beside its seed and the code."""
     budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
     # Of the rule itself, so that runs under older defaults are not taken for its own.
-    defaults = {k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("share", "spread", "every")}
+    defaults = {
+        k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread", "every")
+    }
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
     return own | budget | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})
 

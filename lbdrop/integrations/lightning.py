@@ -17,6 +17,7 @@ from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
 from lbdrop.masks import deterministic
+from lbdrop.modes import as_at_test
 from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
 from lbdrop.rules import Rule
 from lbdrop.selftuning import SelfTuning
@@ -218,15 +219,9 @@ def _steps(trainer: Any) -> int:
 
 def _see_widths(module: Any, batch: Any) -> None:
     """One deterministic pass through ``training_step``, which shows self-tuning how many units reach each dropout."""
-    training = [inner for inner in module.modules() if inner.training]
     batch = module.transfer_batch_to_device(batch, module.device, 0)
-    module.eval()
-    try:
-        with torch.no_grad(), deterministic(module), _logs_of_all_masks(module, keep=False):
-            module.training_step(batch, 0)
-    finally:
-        for inner in training:
-            inner.training = True
+    with as_at_test(module), torch.no_grad(), deterministic(module), _logs_of_all_masks(module, keep=False):
+        module.training_step(batch, 0)
 
 
 # ---------------------------------------------------------------------------------------------- what is logged meanwhile
@@ -253,11 +248,14 @@ class _Note(torch.autograd.Function):
 
 @contextmanager
 def _logs_of_all_masks(module: Any, keep: bool = True) -> Iterator[None]:
-    """Collect what ``self.log`` is given under each mask, and log the mean afterwards."""
+    """Collect what ``self.log`` is given under each mask, and log the mean afterwards; a look in eval mode is none of it."""
+    training = module.training
     calls: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
     notes: dict[str, list[Tensor]] = {}
 
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if module.training != training:
+            return
         calls[name] = value, args, kwargs
         if isinstance(value, Tensor):
             _Note.apply(value.detach(), notes.setdefault(name, []).append)

@@ -35,7 +35,7 @@ _SCORES = fields(dict.fromkeys(HOW, _scores))
 _RECORD = fields(
     {
         "contestant": text, "label": text, "seed": whole, "provenance": fields({}), "validation": _SCORES, "test": _SCORES,
-        "settings": fields({"scheme": maybe(text), "rule": text, "per": text, "start": number}),
+        "settings": fields({"scheme": maybe(text), "rule": text, "per": text, "start": maybe(number)}),
         "rates": mapped(fields({"mean": number})), "seconds": fields({"cpu": number}),
         "history": listed(fields({"epoch": whole, "rates": mapped(number)})),
     }
@@ -94,7 +94,7 @@ def _row(name: str, runs: Mapping[int, Json], chosen: Mapping[str, Mapping[int, 
     return {
         "key": name, "label": first["label"], "family": kind if settings["scheme"] else "other",
         "dash": DASHES.get(settings["per"], "") if not fixed else "", "fixed": fixed,
-        "order": 0 if fixed else 1 if rivals else 2, "start": settings["start"] if settings["scheme"] else 0.0,
+        "order": 0 if fixed else 1 if rivals else 2, "start": (settings["start"] or 0.0) if settings["scheme"] else 0.0,
         "seeds": sorted(runs),
         "nll": {how: stat(run["test"][how]["nll"] for run in runs.values()) for how in HOW},
         "against": {

@@ -162,7 +162,7 @@ def test_every_contestant_runs_and_gives_a_complete_record(name: str, folder: Pa
         assert set(record[part]) == {"deterministic", "masks"}
         assert set(record[part]["deterministic"]) == {"nll", "accuracy"}
     assert len(record["rates"]) == (0 if contestant.scheme is None else 2)
-    moved = any(abs(layer["mean"] - contestant.start) > 1e-4 for layer in record["rates"].values())
+    moved = any(abs(layer["mean"] - contestant.rate) > 1e-4 for layer in record["rates"].values())
     assert moved == (not contestant.fixed)
     assert record["history"][-1]["epoch"] == 30
     assert record["examples"]["train"] == (36 if contestant.retrained else 24)

@@ -1,0 +1,119 @@
+r"""What the noise of each dropout would cost a network that was trained without, beside what over-fitting takes.
+
+Dropout can give at most the gap between held-out and training loss. So at the end of some steps without it, each rate's
+noise is tried alone, at one tenth:
+
+$$ c_l = \bar\ell_{\text{train}}(\text{noise in layer } l) - \bar\ell_{\text{train}}, \qquad
+   g = \max(0,\, \bar\ell_{\text{held out}} - \bar\ell_{\text{train}}) $$
+
+A layer with $c_l > 2g$ by three standard errors is off; twice, for the gap may grow. It would have cost weights their time
+under its noise, or have thrown them for good (LOG.md). All others begin at one rate, whose noise costs what over-fitting
+takes, by one standard error less, and are judged by held-out data from there. The variance of $z / (1 - p)$, and with it
+the cost of a little noise, is $p / (1 - p)$, so that this rate is
+
+$$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lbdrop.around import Around
+from lbdrop.dropout import logit_of
+from lbdrop.rules import Evaluation
+
+__all__ = ["RATE", "STEPS", "balanced", "costs", "sums_of", "too_dear", "turn"]
+
+# The rate at which noise is tried, wherever rates begin, through how many masks in a step, and in how many steps.
+RATE, MASKS, STEPS = 0.1, 2, 20
+# So many rates at a time, more only if not all would have their turn: a model may have very many.
+AT_ONCE = 4
+# How many gaps the cost has to be above, and by how many standard errors. They take every draw for a new example, and are
+# too small where data are few.
+GAPS, SURE = 2.0, 3.0
+# Where rates may begin: from the edges it is far to anywhere else.
+LEAST, MOST = 0.05, 0.5
+
+
+def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
+    """Which rates are tried in a step; those without a gradient stay as they are, and never are."""
+    learned = [rate for rate, logit in enumerate(logits) if logit.requires_grad]
+    count = min(len(learned), max(AT_ONCE, -(-len(learned) // STEPS)))
+    return sorted(learned[(step * count + i) % len(learned)] for i in range(count))
+
+
+def costs(
+    evaluation: Evaluation, logits: Sequence[Tensor], which: Sequence[int], generator: torch.Generator | None
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch which"]]:
+    """Each example's loss without dropout, and what the noise of each of these rates alone adds to it."""
+    with torch.no_grad():
+        plain = _losses(evaluation, logits, logits, generator)
+        found = []
+        for rate in which:
+            logit = logits[rate]
+            kept = logit.clone()
+            try:
+                logit.fill_(logit_of(RATE))
+                found.append(_losses(evaluation, logits, [a for a in logits if a is not logit], generator) - plain)
+            finally:
+                logit.copy_(kept)
+    return plain, torch.stack(found, 1)
+
+
+def sums_of(
+    costs: Float[Tensor, "batch which"],
+    which: Sequence[int],
+    rates: int,
+    trained: Float[Tensor, "batch"],
+    held_out: Float[Tensor, "other"],
+) -> Float[Tensor, "9 rates"]:
+    """Number, sum and sum of squares of the costs, and of losses of training and held-out examples, the same for all rates."""
+    moments = [
+        torch.stack([torch.ones_like(each), each, each**2]).sum(1).double()
+        for each in (costs, trained[:, None], held_out[:, None])
+    ]
+    tried = moments[0].new_zeros(3, rates).index_copy(1, torch.tensor(which, device=costs.device), moments[0])
+    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:])])
+
+
+def too_dear(sums: Float[Tensor, "9 rates"]) -> list[bool]:
+    """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
+    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums)
+    error = (cost_variance + GAPS**2 * gap_variance).sqrt()
+    surely = cost - GAPS * gap.clamp(min=0) > SURE * error
+    endless = ~cost.isfinite() & (sums[0] > 0)
+    return (surely | endless).tolist()
+
+
+def balanced(sums: Float[Tensor, "9 rates"], left: Sequence[bool]) -> float:
+    """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
+    (cost, _), (gap, gap_variance) = _cost_and_gap(sums)
+    of_all = cost[torch.tensor(left, device=cost.device)].sum()
+    total, taken = torch.stack([of_all, (gap[0] - gap_variance[0].sqrt()).clamp(min=0)]).tolist()
+    if math.isnan(taken):  # of no example, or of one: nothing is known
+        return RATE
+    if total <= 0:
+        return MOST if taken else LEAST
+    odds = RATE / (1 - RATE) * taken / total if math.isfinite(total) else 0.0
+    return min(max(odds / (1 + odds), LEAST), MOST)
+
+
+def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Each as a mean and its variance, for every rate."""
+    count, total, squares = sums.view(3, 3, -1).unbind(1)
+    mean = total / count
+    cost, trained, held_out = zip(mean, (squares / count - mean**2).clamp(min=0) / (count - 1), strict=True)
+    return cost, (held_out[0] - trained[0], held_out[1] + trained[1])
+
+
+def _losses(
+    evaluation: Evaluation, logits: Sequence[Tensor], quiet: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's training loss without dropout where rates are quiet, and with it elsewhere."""
+    masks = 1 if len(quiet) == len(logits) else MASKS
+    around = Around(logits, 0.0, masks=masks, quiet=quiet, generator=generator)
+    with around.opened():
+        return evaluation.sampled(around, masks).float().mean(0)

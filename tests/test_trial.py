@@ -1,0 +1,189 @@
+"""Noise that costs more than over-fitting is left alone; noise that may pay is not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import Objective, SelfTuning
+from lbdrop.objective import _Batch
+from lbdrop.trial import LEAST, MOST, RATE, STEPS, balanced, costs, sums_of, too_dear, turn
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x).squeeze(1) - y) ** 2
+
+
+def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """A regression at its least squares, behind a dropout of its inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(inputs, generator=generator, dtype=torch.float64)  # first: the same for any number of examples
+    x = torch.randn(examples, inputs, generator=generator, dtype=torch.float64)
+    y = x @ truth + noise * torch.randn(examples, generator=generator, dtype=torch.float64)
+    model = nn.Sequential(lbdrop.LearnableDropout(rate=0.3), nn.Linear(inputs, 1, bias=False)).double()
+    model[1].weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T.clone()
+    return model, x, y
+
+
+def course(
+    model: nn.Module, rule: SelfTuning, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int
+) -> list[float]:
+    """The rate after each training step."""
+    objective, found = Objective(model, rule), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        objective(squares, x, y).backward()
+        optimizer.step()
+        found.append(model[0].p)
+    return found
+
+
+def asked(model: nn.Module, x: Tensor, y: Tensor, held_out: Tensor) -> list[bool]:
+    logit, generator = model[0].logit, torch.Generator().manual_seed(0)
+    before = logit.detach().clone()
+    evaluation = _Batch(Objective(model, lbdrop.Bound(model, len(x))), squares, (x, y))
+    found = torch.zeros(9, 1, dtype=torch.float64)
+    for _ in range(4):
+        plain, cost = costs(evaluation, [logit], [0], generator)
+        torch.testing.assert_close(plain, (model[1](x).squeeze(1) - y).detach().float() ** 2)
+        found += sums_of(cost, [0], 1, plain, held_out)
+    assert torch.equal(logit.detach(), before)
+    return too_dear(found)
+
+
+def test_the_cost_of_noise_is_that_of_its_closed_form() -> None:
+    """Dropping inputs of a linear model at rate p costs p/(1 − p) Σ (xw)² on average."""
+    model, x, y = linear(5, 2000, 0.1)
+    expected = 0.1 / 0.9 * (x * model[1].weight.detach()).square().sum(1).mean()
+    evaluation = _Batch(Objective(model, lbdrop.Bound(model, len(x))), squares, (x, y))
+    generator = torch.Generator().manual_seed(0)
+    found = torch.cat([costs(evaluation, [model[0].logit], [0], generator)[1] for _ in range(20)])
+    assert float(found.mean()) == pytest.approx(float(expected), rel=0.03)
+    plain = (model[1](x).squeeze(1) - y).detach() ** 2
+    assert asked(model, x, y, plain + 0.4 * expected) == [True]  # two gaps are less
+    assert asked(model, x, y, plain + 0.6 * expected) == [False]
+    assert asked(model, x, y, plain - 10 * expected) == [True]  # less than no gap is no gap
+
+
+def test_a_cost_that_may_be_chance_is_none() -> None:
+    model, x, y = linear(5, 2000, 0.1)
+    plain = (model[1](x).squeeze(1) - y).detach() ** 2
+    assert asked(model, x[:2], y[:2], plain[:2]) == [False]
+    assert too_dear(torch.zeros(9, 3, dtype=torch.float64)) == [False] * 3  # nothing was tried
+    one = torch.ones(1)
+    assert too_dear(sums_of(one[:, None], [0], 1, one, one)) == [False]  # one number has no spread
+    for endless in (torch.nan, torch.inf):
+        assert too_dear(sums_of(endless * torch.ones(5, 1), [1], 2, torch.ones(5), torch.ones(5))) == [False, True]
+
+
+def test_a_network_that_over_fits_keeps_its_dropout_and_one_that_does_not_loses_it() -> None:
+    for inputs, examples, noise, expected in ((40, 50, 3.0, False), (4, 400, 0.1, True)):
+        model, x, y = linear(inputs, examples, noise)
+        _, more, answers = linear(inputs, examples + 400, noise)  # of the same truth
+        held = (model[1](more[examples:]).squeeze(1) - answers[examples:]).detach() ** 2
+        assert asked(model, x, y, held) == [expected]
+
+
+def test_the_rule_asks_once_the_first_steps_are_over_and_a_rate_that_is_off_stays_off() -> None:
+    torch.manual_seed(0)
+    model, x, y = linear(4, 400, 0.1)
+    rule = SelfTuning(model, [(x[200:], y[200:])], steps=100, examples=200, every=1)
+    optimizer = torch.optim.SGD(lbdrop.parameter_groups(model), lr=1e-4)
+    off = [rate < 1e-6 for rate in course(model, rule, optimizer, x[:200], y[:200], 60)]
+    assert off == [False] * 8 + [True] * 52
+    assert rule.settled  # nothing is left to tune, so that held-out examples are given back at once
+    assert rule.slopes.steps == 8
+
+
+def test_rates_begin_where_all_noise_together_costs_what_over_fitting_takes() -> None:
+    """The closed form again: at the rate that comes out, the noise of two dropouts costs as much as the gap."""
+    model, x, y = linear(5, 2000, 0.1)
+    each = (x * model[1].weight.detach()).square().sum(1)  # times p/(1 − p)
+    plain = (model[1](x).squeeze(1) - y).detach() ** 2
+    chance = (2 * plain.var(correction=0) / len(plain)).sqrt()  # of the means of training and held-out examples
+    for rate in (0.08, 0.2, 0.4):
+        gap = 2 * rate / (1 - rate) * each.mean() + chance
+        found = sums_of((0.1 / 0.9 * each)[:, None].expand(-1, 2), [0, 1], 2, plain, plain + gap)
+        assert balanced(found, [True, True]) == pytest.approx(rate, rel=1e-3)  # n or n − 1
+        alone = balanced(found, [True, False])  # what is off costs nothing, so that the other may cost twice as much
+        assert alone / (1 - alone) == pytest.approx(min(2 * rate / (1 - rate), MOST / (1 - MOST)), rel=1e-3)
+    for cost, gap, expected in (
+        (1, -1, LEAST),
+        (-1, 1, MOST),
+        (-1, -1, LEAST),
+        (torch.inf, 1, LEAST),
+        (torch.nan, 1, LEAST),
+    ):
+        assert balanced(sums_of(cost * each[:, None], [0], 1, plain, plain + gap), [True]) == expected
+    assert balanced(torch.zeros(9, 1), [True]) == RATE  # nothing was tried
+
+
+@pytest.mark.parametrize("start", [None, 0.3])
+def test_what_is_left_begins_at_the_balance_or_where_it_is_told(start: float | None) -> None:
+    torch.manual_seed(0)
+    model, x, y = linear(40, 100, 3.0)
+    _, more, answers = linear(40, 500, 3.0)
+    rule = SelfTuning(model, [(more[100:], answers[100:])], steps=100, start=start)
+    objective = Objective(model, rule)
+    for _ in range(9):
+        objective(squares, x, y)
+    expected = balanced(rule.slopes.trial, [True]) if start is None else start
+    assert LEAST <= expected <= MOST
+    assert model[0].p == pytest.approx(expected)
+
+
+def test_runs_from_models_with_different_rates_are_the_same_run() -> None:
+    _, x, y = linear(40, 100, 3.0)
+    found = []
+    for own in (0.05, 0.3, 0.7):
+        torch.manual_seed(0)
+        model = lbdrop.convert(nn.Sequential(nn.Dropout(own), nn.Linear(40, 1)).double(), verbose=False)
+        rule = SelfTuning(model, [(x[60:], y[60:])], steps=200, examples=60, every=1)
+        optimizer = torch.optim.Adam(lbdrop.parameter_groups(model), lr=1e-2)
+        rates = course(model, rule, optimizer, x[:60], y[:60], 100)
+        assert rates[20] != rates[70]  # it moves
+        found.append(rates)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("rates", "at_once"), [(1, 1), (3, 3), (9, 4), (50, 4), (170, 9)])
+def test_every_rate_has_its_turn_and_no_step_tries_very_many(rates: int, at_once: int) -> None:
+    logits = [nn.Parameter(torch.zeros(()), requires_grad=rate != 1) for rate in range(rates + (rates > 1))]
+    turns = [turn(step, logits) for step in range(7, 7 + STEPS)]
+    assert all(len(set(each)) == len(each) == at_once for each in turns)
+    assert {rate for each in turns for rate in each} == {rate for rate in range(len(logits)) if rate != 1 or rates == 1}
+
+
+def test_a_cost_that_was_not_tried_counts_for_nothing() -> None:
+    costs, losses = torch.rand(6, 2), torch.rand(6)
+    found = sums_of(costs, [0, 2], 3, losses, losses[:4])
+    assert found[0].tolist() == [6, 0, 6]
+    torch.testing.assert_close(found[1, [0, 2]].float(), costs.sum(0))
+    assert found[3].tolist() == [6, 6, 6]
+    assert found[6].tolist() == [4, 4, 4]
+
+
+def test_noise_is_not_judged_before_every_example_was_trained_on() -> None:
+    """A quarter of an epoch without dropout: held-out and training examples are as new, and any cost is above the gap."""
+    for examples, expected in ((20_000, False), (1_000, True)):
+        torch.manual_seed(0)
+        model, x, y = linear(4, 400, 0.1)
+        rule = SelfTuning(model, [(x[200:], y[200:])], steps=100, examples=examples)
+        objective = Objective(model, rule)
+        for _ in range(9):
+            objective(squares, x[:200], y[:200])
+        assert (model[0].p < 1e-6) == expected
+
+
+def test_batch_norm_behind_a_dropout_is_trained_as_ever_while_noise_is_tried() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+    lbdrop.convert(model, verbose=False)
+    x, y = torch.randn(20, 6), torch.randn(20)
+    objective = Objective(model, SelfTuning(model, [(100 + x, y)], steps=100))
+    for step in range(1, 9):  # each of them tries noise
+        model.zero_grad()
+        objective(squares, x, y).backward()
+        assert int(model[2].num_batches_tracked) == step
+        assert model.training
+    assert model[2].running_mean.abs().max() < 1
