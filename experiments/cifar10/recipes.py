@@ -86,7 +86,7 @@ class Settings:
     seed: int = 0
     recipe: str = "fast"
     rate: float = 0.1
-    """The fixed rate, or the one a learned rate starts from."""
+    """The fixed rate, or the one a learned rate starts from; self-tuned ones start where their rule finds it."""
     size: int = 96
     batch: int = 256
     epochs: int = 5
@@ -239,9 +239,8 @@ def build_objective(settings: Settings, network: nn.Module, split: Any, steps: i
             generator=torch.Generator().manual_seed(settings.seed),
         )  # fmt: skip
         tuning = SelfTuning(
-            network, held_out, steps=steps, examples=examples, start=settings.rate, every=settings.look_every,
-            masks=settings.masks,
-        )  # fmt: skip
+            network, held_out, steps=steps, examples=examples, every=settings.look_every, masks=settings.masks
+        )
         return Objective(network, tuning)
     masks = settings.masks if rule == "masks" else 1
     return Objective(network, examples=examples, estimator=settings.estimator, masks=masks)
