@@ -1,0 +1,131 @@
+"""The verdicts in a few columns, for the pages that show them: ``python -m experiments.rates.brief`` writes them there.
+
+A table stands between two comments in a page, so that prose around it stays and numbers cannot go stale (a test compares).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.rates.run import RESULTS, read
+from experiments.rates.tasks import TASKS
+from experiments.rates.verdicts import paired
+from lbdrop.errors import DropoutError
+from lbdrop.files import replacing
+from lbdrop.records import read_json
+
+__all__ = ["PAGES", "against", "counts", "filled", "verdicts"]
+
+ROOT = Path(__file__).parent.parent.parent
+Summary = Mapping[str, Any]
+
+
+def verdicts(whole: Summary, how: str) -> Iterator[str]:
+    """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
+    yield (
+        "| task | seeds | grid, validation-chosen | self-tuning, per layer | self-tuning, one rate | Concrete | Gaussian |"
+        " grid's choice retrained; self-tuning per layer against it |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, found in _tasks(whole):
+        grid, again = found["chosen"][how], found["retrained"].get(how)
+        low, high = min(grid["rates"]), max(grid["rates"])
+        rates = _short(low) if low == high else f"{_short(low)}–{_short(high)}"
+        last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again['tuned-layer'])}"
+        learned = " | ".join(
+            _cell(found["contestants"][who], how) for who in ("tuned-layer", "tuned-model", "concrete", "gaussian")
+        )
+        yield f"| {name} | {len(found['seeds'])} | {_number(grid['nll'])} ({rates}) | {learned} | {last} |"
+
+
+def shortest(whole: Summary, how: str = "masks") -> Iterator[str]:
+    """Grid and self-tuning alone."""
+    yield "| task | grid, validation-chosen | self-tuning, one run | verdict of a paired test |"
+    yield "|---|---|---|---|"
+    for name, found in _tasks(whole):
+        row = found["contestants"]["tuned-layer"]
+        grid, tuned = _number(found["chosen"][how]["nll"]), _number(row[f"nll {how}"])
+        yield f"| {name} | {grid} | {tuned} | {_verdict(row['against_grid'][how])} |"
+
+
+def counts(whole: Summary, how: str) -> dict[str, dict[str, int]]:
+    """How often each is better, level and worse than the grid, and self-tuning than the retrained one."""
+    found: dict[str, dict[str, int]] = {}
+    for _, task in _tasks(whole):
+        tests = {who: task["contestants"][who]["against_grid"][how] for who in task["contestants"]}
+        tests |= {"tuned-layer beside the retrained grid": task["retrained"].get(how, {}).get("tuned-layer")}
+        for who in ("tuned-layer", "tuned-model", "concrete", "gaussian", "tuned-layer beside the retrained grid"):
+            if tests[who] is not None:
+                row = found.setdefault(who, dict.fromkeys(("better", "level", "worse"), 0))
+                row[tests[who]["verdict"]] += 1
+    return found
+
+
+def against(folder: Path, rival: str, how: str) -> dict[str, list[str]]:
+    """The tasks on which self-tuning per layer is better, level and worse than a rival of the same seeds."""
+    found: dict[str, list[str]] = {}
+    for task in TASKS:
+        by: dict[str, dict[int, float]] = {}
+        for record in read(folder / f"{task}.json"):
+            by.setdefault(record["contestant"], {})[record["seed"]] = record["test"][how]["nll"]
+        ours, theirs = by.get("tuned-layer", {}), by.get(rival, {})
+        if seeds := sorted(set(ours) & set(theirs)):
+            verdict = paired([ours[s] for s in seeds], [theirs[s] for s in seeds])["verdict"]
+            found.setdefault(verdict, []).append(task)
+    return found
+
+
+PAGES: dict[str, dict[str, Callable[[Summary], Iterator[str]]]] = {
+    "experiments/rates/README.md": {
+        "without masks": lambda whole: verdicts(whole, "deterministic"),
+        "with masks": lambda whole: verdicts(whole, "masks"),
+    },
+    "docs/how_rates_are_learned.md": {"with masks": shortest},
+}
+
+
+def filled(page: str, text: str, whole: Summary) -> str:
+    """The text of a page with its tables as they are now."""
+    for name, lines in PAGES[page].items():
+        before, begin, rest = text.partition(f"<!-- verdicts {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise DropoutError(
+                f"{page}: want <!-- verdicts {name} --> and <!-- end --> around a table, got no such place"
+            )
+        text = "\n".join([before + begin, *lines(whole), "", end + after])
+    return text
+
+
+def _tasks(whole: Summary) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Those of this experiment, with a whole grid."""
+    return ((name, whole[name]) for name in TASKS if name in whole and whole[name]["seeds"])
+
+
+def _cell(row: Mapping[str, Any], how: str) -> str:
+    return f"{_number(row[f'nll {how}'])}, {_verdict(row['against_grid'][how])}"
+
+
+def _verdict(test: Mapping[str, Any]) -> str:
+    if test["verdict"] in ("better", "worse"):
+        return f"**{test['verdict']}** (p {_short(test['p'], '.2g')})"
+    return test["verdict"]
+
+
+def _number(value: float) -> str:
+    return _short(value, ".4f" if abs(value) < 1 else ".3f")
+
+
+def _short(value: float, form: str = "g") -> str:
+    """Without the zero before the point, and with a true minus."""
+    return re.sub("^-", "−", re.sub(r"^(-?)0\.", r"\1.", format(value, form)))
+
+
+if __name__ == "__main__":
+    summary = read_json(RESULTS / "summary.json")
+    for page in PAGES:
+        with replacing(ROOT / page) as beside:
+            beside.write_text(filled(page, (ROOT / page).read_text(encoding="utf-8"), summary), encoding="utf-8")
+    for how in ("deterministic", "masks"):
+        print(how, counts(summary, how), {rival: against(RESULTS, rival, how) for rival in ("concrete", "gaussian")})

@@ -1,0 +1,84 @@
+"""Pages say what the records say: tables to the last digit, and the counts in their prose."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.rates import brief
+from experiments.rates.run import RESULTS
+from lbdrop.errors import DropoutError
+from lbdrop.records import read_json
+
+ROOT = Path(brief.__file__).parent.parent.parent
+WORDS = [
+    "none",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+SUMMARY = read_json(RESULTS / "summary.json")
+
+
+def task(nll: float, verdict: str, p: float) -> dict:
+    test = {"verdict": verdict, "p": p}
+    row = {"nll masks": nll - 1, "nll deterministic": nll, "against_grid": {"masks": test, "deterministic": test}}
+    return {
+        "seeds": [0, 1, 2],
+        "chosen": {how: {"nll": 0.5, "rates": [0.0, 0.1, 0.05]} for how in ("masks", "deterministic")},
+        "retrained": {"deterministic": {"nll": 0.25, "tuned-layer": {"verdict": "level", "p": 0.5}}},
+        "contestants": dict.fromkeys(("tuned-layer", "tuned-model", "concrete", "gaussian"), row),
+    }
+
+
+def test_a_line_of_the_table() -> None:
+    whole = {"digits": task(0.12345, "better", 0.00123), "uci-yacht": task(2.0, "worse", 4.6e-5), "elsewhere": {}}
+    _, _, digits, yacht = brief.verdicts(whole, "deterministic")
+    cell = ".1235, **better** (p .0012)"
+    assert digits == f"| digits | 3 | .5000 (0–.1) | {cell} | {cell} | {cell} | {cell} | .2500; level |"
+    assert "2.000, **worse** (p 4.6e-05)" in yacht
+    *_, yacht = brief.verdicts(whole, "masks")
+    assert yacht.endswith("1.000, **worse** (p 4.6e-05) | – |")
+    assert next(line for line in brief.shortest(whole) if "digits" in line) == (
+        "| digits | .5000 | −.8765 | **better** (p .0012) |"
+    )
+    assert brief.counts(whole, "masks")["tuned-layer"] == {"better": 1, "level": 0, "worse": 1}
+
+
+@pytest.mark.parametrize("page", brief.PAGES)
+def test_tables_of_pages_are_those_of_the_records(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert brief.filled(page, text, SUMMARY) == text, "run python -m experiments.rates.brief"
+    with pytest.raises(DropoutError, match="got no such place"):
+        brief.filled(page, text.replace("<!-- end -->", ""), SUMMARY)
+
+
+def test_counts_of_pages_are_those_of_the_records() -> None:
+    plain, masked = (brief.counts(SUMMARY, how) for how in ("deterministic", "masks"))
+    ours = {verdict: WORDS[count] for verdict, count in plain["tuned-layer"].items()}
+    for page in ("README.md", "docs/how_rates_are_learned.md"):
+        said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert f"on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}" in said, page
+    own = " ".join((ROOT / "experiments/rates/README.md").read_text(encoding="utf-8").split())
+    assert f"worse on no task of {WORDS[sum(plain['tuned-layer'].values())]}, better on {ours['better']}**" in own
+    assert plain["tuned-layer"]["worse"] == masked["tuned-layer"]["worse"] == 0
+    said = {verdict: WORDS[count] for verdict, count in masked["tuned-layer"].items()}
+    assert f"with 20 masks better on {said['better']}, level on {said['level']}" in own
+    for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
+        found = brief.against(RESULTS, rival, "deterministic")
+        assert f"better than {name} on {WORDS[len(found['better'])]}" in own
