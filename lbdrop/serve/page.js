@@ -4,7 +4,7 @@
 const byId = (id) => document.getElementById(id);
 const [query, options, liked, message, found, results] = ["query", "options", "liked", "message", "found", "results"].map(byId);
 const chosen = new Map(); // item_id → title, in the order they were named
-let offered = [], active = -1, facts = null;
+let offered = [], offeredFor = "", active = -1, facts = null;
 let searching = null, asking = null, takeFirst = false, pause = 0;
 
 function element(tag, className, ...children) {
@@ -47,7 +47,7 @@ function search() {
   attempt(async () => {
     const answer = await ask(`items?limit=${Math.min(8 + chosen.size, 100)}&query=${encodeURIComponent(words)}`, undefined, mine.signal);
     searching = null;
-    offer(answer.items.filter((item) => !chosen.has(item.item_id)).slice(0, 8));
+    offer(answer.items.filter((item) => !chosen.has(item.item_id)).slice(0, 8), words);
     if (!offered.length) {
       say(answer.items.length ? `“${words}” is on your list already.` : `No title has “${words}”. Try fewer letters, or another word.`, true);
     } else {
@@ -58,8 +58,8 @@ function search() {
   });
 }
 
-function offer(items) {
-  offered = items;
+function offer(items, words = "") {
+  [offered, offeredFor] = [items, words];
   options.replaceChildren(
     ...items.map((item, place) => {
       const option = element("li", "", element("span", "", item.title), element("span", "", `${item.likes.toLocaleString("en")} ♥`));
@@ -106,7 +106,8 @@ query.addEventListener("keydown", (event) => {
     highlight(((active + 1 + steps[event.key] + places) % places) - 1);
   } else if (event.key === "Enter" && !event.isComposing && query.value.trim()) {
     event.preventDefault();
-    if (offered.length && !options.hidden) return choose(offered[Math.max(active, 0)]);
+    // Who has gone on typing does not mean the first match of what was typed before.
+    if (active >= 0 || (offered.length && offeredFor === query.value.trim())) return choose(offered[Math.max(active, 0)]);
     takeFirst = true; // as soon as it is found
     clearTimeout(pause);
     search();
