@@ -4,11 +4,13 @@ A table stands between two comments in a page, so that prose around it stays and
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.rates.run import RESULTS, read
+from experiments.rates.table import by_seed
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import paired
 from lbdrop.errors import DropoutError
@@ -34,7 +36,7 @@ def verdicts(whole: Summary, how: str) -> Iterator[str]:
         rates = _short(low) if low == high else f"{_short(low)}–{_short(high)}"
         last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again['tuned-layer'])}"
         learned = " | ".join(
-            _cell(found["contestants"][who], how) for who in ("tuned-layer", "tuned-model", "concrete", "gaussian")
+            _cell(found["contestants"].get(who), how) for who in ("tuned-layer", "tuned-model", "concrete", "gaussian")
         )
         yield f"| {name} | {len(found['seeds'])} | {_number(grid['nll'])} ({rates}) | {learned} | {last} |"
 
@@ -44,35 +46,30 @@ def shortest(whole: Summary, how: str = "masks") -> Iterator[str]:
     yield "| task | grid, validation-chosen | self-tuning, one run | verdict of a paired test |"
     yield "|---|---|---|---|"
     for name, found in _tasks(whole):
-        row = found["contestants"]["tuned-layer"]
-        grid, tuned = _number(found["chosen"][how]["nll"]), _number(row[f"nll {how}"])
-        yield f"| {name} | {grid} | {tuned} | {_verdict(row['against_grid'][how])} |"
+        if (row := found["contestants"].get("tuned-layer")) is not None:
+            grid, tuned = _number(found["chosen"][how]["nll"]), _number(row[f"nll {how}"])
+            yield f"| {name} | {grid} | {tuned} | {_verdict(row['against_grid'][how])} |"
 
 
-def counts(whole: Summary, how: str) -> dict[str, dict[str, int]]:
+def counts(whole: Summary, how: str) -> dict[str, Counter[str]]:
     """How often each is better, level and worse than the grid, and self-tuning than the retrained one."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Counter[str]] = {}
     for _, task in _tasks(whole):
-        tests = {who: task["contestants"][who]["against_grid"][how] for who in task["contestants"]}
-        tests |= {"tuned-layer beside the retrained grid": task["retrained"].get(how, {}).get("tuned-layer")}
-        for who in ("tuned-layer", "tuned-model", "concrete", "gaussian", "tuned-layer beside the retrained grid"):
-            if tests[who] is not None:
-                row = found.setdefault(who, dict.fromkeys(("better", "level", "worse"), 0))
-                row[tests[who]["verdict"]] += 1
+        tests = {who: row.get("against_grid", {}).get(how) for who, row in task["contestants"].items()}
+        tests["tuned-layer beside the retrained grid"] = task["retrained"].get(how, {}).get("tuned-layer")
+        for who, test in tests.items():
+            found.setdefault(who, Counter(better=0, level=0, worse=0)).update([test["verdict"]] if test else [])
     return found
 
 
-def against(folder: Path, rival: str, how: str) -> dict[str, list[str]]:
-    """The tasks on which self-tuning per layer is better, level and worse than a rival of the same seeds."""
-    found: dict[str, list[str]] = {}
+def against(folder: Path, rival: str, how: str) -> Counter[str]:
+    """On how many tasks self-tuning per layer is better, level and worse than a rival of the same seeds."""
+    found = Counter(better=0, level=0, worse=0)
     for task in TASKS:
-        by: dict[str, dict[int, float]] = {}
-        for record in read(folder / f"{task}.json"):
-            by.setdefault(record["contestant"], {})[record["seed"]] = record["test"][how]["nll"]
-        ours, theirs = by.get("tuned-layer", {}), by.get(rival, {})
-        if seeds := sorted(set(ours) & set(theirs)):
-            verdict = paired([ours[s] for s in seeds], [theirs[s] for s in seeds])["verdict"]
-            found.setdefault(verdict, []).append(task)
+        by = by_seed(read(folder / f"{task}.json"))
+        pair = by.get("tuned-layer", {}), by.get(rival, {})
+        if seeds := sorted(set.intersection(*map(set, pair))):
+            found[paired(*([runs[seed]["test"][how]["nll"] for seed in seeds] for runs in pair))["verdict"]] += 1
     return found
 
 
@@ -103,8 +100,8 @@ def _tasks(whole: Summary) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((name, whole[name]) for name in TASKS if name in whole and whole[name]["seeds"])
 
 
-def _cell(row: Mapping[str, Any], how: str) -> str:
-    return f"{_number(row[f'nll {how}'])}, {_verdict(row['against_grid'][how])}"
+def _cell(row: Mapping[str, Any] | None, how: str) -> str:
+    return "–" if row is None else f"{_number(row[f'nll {how}'])}, {_verdict(row['against_grid'][how])}"
 
 
 def _verdict(test: Mapping[str, Any]) -> str:
@@ -128,4 +125,7 @@ if __name__ == "__main__":
         with replacing(ROOT / page) as beside:
             beside.write_text(filled(page, (ROOT / page).read_text(encoding="utf-8"), summary), encoding="utf-8")
     for how in ("deterministic", "masks"):
-        print(how, counts(summary, how), {rival: against(RESULTS, rival, how) for rival in ("concrete", "gaussian")})
+        for who, verdict in counts(summary, how).items():
+            print(f"{how}: {who} against the grid: {dict(verdict)}")
+        for rival in ("concrete", "gaussian"):
+            print(f"{how}: tuned-layer against {rival}: {dict(against(RESULTS, rival, how))}")

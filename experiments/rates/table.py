@@ -19,7 +19,7 @@ from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minu
 from lbdrop.files import replacing
 from lbdrop.records import write_json
 
-__all__ = ["FIXED", "chosen", "retraining", "save", "summarise", "summary"]
+__all__ = ["FIXED", "by_seed", "chosen", "retraining", "save", "summarise", "summary"]
 
 Record = Mapping[str, Any]
 By = dict[str, dict[int, Record]]
@@ -29,7 +29,7 @@ HOW = ("deterministic", "masks")
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
     """One task: the grid, what validation chooses from it, the oracle, and a verdict for every contestant."""
-    by = _by(records)
+    by = by_seed(records)
     seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in FIXED)))
     found: dict[str, Any] = {
         "seeds": seeds,
@@ -79,14 +79,15 @@ def chosen(by: By, seeds: Sequence[int], how: str) -> dict[int, Record]:
 
 def retraining(records: Sequence[Record], seed: int) -> list[Contestant]:
     """What the grid search of a seed trains last, on all data; one contestant for each way of measuring, or one for both."""
-    by = _by(records)
+    by = by_seed(records)
     if any(seed not in by.get(name, {}) for name in FIXED):
         return []
     picked = {chosen(by, [seed], how)[seed]["contestant"] for how in HOW}
     return [CONTESTANTS[f"{name}-retrained"] for name in sorted(picked)]
 
 
-def _by(records: Sequence[Record]) -> By:
+def by_seed(records: Sequence[Record]) -> By:
+    """The runs of each contestant, by seed."""
     by: By = {}
     for record in records:
         by.setdefault(record["contestant"], {})[record["seed"]] = record

@@ -58,6 +58,8 @@ def test_a_line_of_the_table() -> None:
         "| digits | .5000 | −.8765 | **better** (p .0012) |"
     )
     assert brief.counts(whole, "masks")["tuned-layer"] == {"better": 1, "level": 0, "worse": 1}
+    del whole["digits"]["contestants"]["concrete"]
+    assert "| – | .1235, **better** (p .0012) | .2500; level |" in list(brief.verdicts(whole, "deterministic"))[2]
 
 
 @pytest.mark.parametrize("page", brief.PAGES)
@@ -81,4 +83,4 @@ def test_counts_of_pages_are_those_of_the_records() -> None:
     assert f"with 20 masks better on {said['better']}, level on {said['level']}" in own
     for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
         found = brief.against(RESULTS, rival, "deterministic")
-        assert f"better than {name} on {WORDS[len(found['better'])]}" in own
+        assert f"better than {name} on {WORDS[found['better']]}" in own
