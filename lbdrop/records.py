@@ -20,12 +20,12 @@ LARGEST = 1 << 28
 """Bytes of a JSON file; the records of a run have thousands."""
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions, hardware and date of a run."""
+def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
+    """Commit, versions, hardware and date of a run; it is taken to be on a GPU, where there is one, unless told."""
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": _hardware(),
+        "hardware": _hardware(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "lbdrop": _version("lbdrop")},
     }
 
@@ -83,8 +83,8 @@ def _git(here: Path, *words: str) -> str:
     return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _hardware() -> str:
-    if torch.cuda.is_available():
+def _hardware(device: torch.device | str | None = None) -> str:
+    if torch.cuda.is_available() and torch.device(device or "cuda").type == "cuda":
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

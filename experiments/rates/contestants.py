@@ -64,9 +64,9 @@ class Contestant:
         """What the network is written with: the rate of a fixed contestant, of no matter where the rule finds its own."""
         return 0.0 if self.scheme is None else START if self.start is None else self.start
 
-    def model(self, task: Task, data: Data) -> nn.Module:
+    def model(self, task: Task, data: Data, device: torch.device | str = "cpu") -> nn.Module:
         """The task's network, converted; the same weights for every contestant of a seed."""
-        network = task.network(data, self.rate)
+        network = task.network(data, self.rate).to(device)
         if self.scheme is None:
             return network
         example = data.train[0][:2] if self.per == "unit" else None
@@ -116,7 +116,8 @@ class Batches:
         return len(self.examples[0]) // self.size
 
     def __iter__(self) -> Iterator[Pair]:
-        order = torch.randperm(len(self.examples[0]), generator=self.generator)
+        # Drawn on the CPU, so that a seed has the same batches on every device.
+        order = torch.randperm(len(self.examples[0]), generator=self.generator).to(self.examples[0].device)
         for rows in order.split(self.size)[: len(self)]:
             yield self.examples[0][rows], self.examples[1][rows]
 

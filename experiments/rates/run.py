@@ -29,14 +29,20 @@ POINTS = 20
 
 
 def run(
-    task: Task, contestant: Contestant, seed: int, *, folder: Path = DATA, epochs: int | None = None
+    task: Task,
+    contestant: Contestant,
+    seed: int,
+    *,
+    folder: Path = DATA,
+    epochs: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Train one network and measure it; a seed has the same data, weights and batches for every contestant."""
-    data = task.data(folder, seed)
+    data = task.data(folder, seed).to(device)
     if contestant.retrained:
         data = data._replace(train=tuple(torch.cat(pair) for pair in zip(data.train, data.validation, strict=True)))
     torch.manual_seed(seed)
-    model = contestant.model(task, data)
+    model = contestant.model(task, data, device)
     batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
     epochs = epochs or task.epochs
     steps = epochs * len(batches)
@@ -73,7 +79,7 @@ def run(
         "rates": _rates(model),
         "history": history,
         "seconds": seconds,
-        "provenance": provenance(),
+        "provenance": provenance(device),
     }
 
 
@@ -100,7 +106,7 @@ def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Ada
 def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) -> dict[str, dict[str, float]]:
     """Without masks, and with 20 of them; without dropout both are the same."""
     parts: dict[str, list[Tensor]] = {"deterministic": [], "masks": []}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(pair[0].device).manual_seed(seed)
     for x in pair[0].split(1_000):
         with torch.no_grad():
             outputs = model(x)

@@ -35,6 +35,10 @@ class Data(NamedTuple):
     unit: float = 1.0
     """What one standardised target is worth in the data's own units; 1 for classes."""
 
+    def to(self, device: torch.device | str) -> "Data":
+        parts = ((x.to(device), y.to(device)) for x, y in (self.train, self.validation, self.test))
+        return Data(*parts, unit=self.unit)
+
 
 @dataclass(frozen=True)
 class Task:

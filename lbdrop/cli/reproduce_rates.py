@@ -1,17 +1,18 @@
 """``lbdrop reproduce rates``: learned rates beside the best hand-tuned one, on many tasks, with one table."""
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
+from lbdrop.cli.common import check_writable, importing_experiments, one_line, one_line_errors, writing
 from lbdrop.errors import DropoutError
+from lbdrop.processes import own_device
 
 __all__ = ["rates"]
 
@@ -30,6 +31,10 @@ def rates(
     ] = "all",
     epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time, each on one core.", show_default="all cores")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless told.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for records and table.", show_default="experiments/rates/results")
     ] = None,
@@ -43,44 +48,32 @@ def rates(
     console = Console(highlight=False)
     with one_line_errors():
         with importing_experiments("demo"):
-            from experiments.rates import contestants, run, table, tasks
+            from experiments.rates import contestants, pool, run, table, tasks
         names = [name.strip() for name in contestant.split(",")]
         again = "retrained" in names or names == ["all"]
         direct = ",".join(name for name in names if name != "retrained")
         whos = {one: contestants.chosen(direct, one) if direct else [] for one in tasks.chosen(task)}
-        total = seeds * sum(len(each) for each in whos.values())
         folder = out if out is not None else run.RESULTS
         with writing(folder):
             check_writable(folder)
+        place = _checked(device)
         for one in whos:
             one.data(data, 0)  # missing data should end the table before it begins
 
-        def plan() -> Iterator[tuple[Any, Any, int]]:
-            for one, seed in product(whos, range(seeds)):
-                yield from ((one, who, seed) for who in whos[one])
-                if again:  # which ones is known when the grid has run
-                    yield from ((one, who, seed) for who in table.retraining(run.read(_path(folder, one)), seed))
+        def left(found: Iterable[tuple[Any, Any, int]]) -> list[Any]:
+            return [
+                pool.Job(one.name, who.name, seed, data, epochs, place)
+                for one, who, seed in found
+                if not run.kept(run.read(_path(folder, one)), one, who, seed, epochs)
+            ]
 
-        failed = 0
-        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[now]}"))
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("runs", total=total or None, now="")
-            for one, who, seed in plan():
-                lead, path = f"{one.name}, {who.label}, seed {seed}:", _path(folder, one)
-                progress.update(bar, now=lead[:-1])
-                if not run.kept(run.read(path), one, who, seed, epochs):
-                    try:
-                        record = _run(run, one, who, seed, folder=data, epochs=epochs)
-                    except DropoutError as error:
-                        if total == 1:
-                            raise
-                        failed += 1  # the other runs do not depend on this one
-                        console.print(f"{lead} failed: {error}", markup=False, soft_wrap=True)
-                    else:
-                        with writing(folder):
-                            run.write(path, one, record)
-                        console.print(f"{lead} {_summary(record)}", markup=False, soft_wrap=True)
-                progress.advance(bar)
+        cells = list(product(whos, range(seeds)))
+        jobs = left((one, who, seed) for one, seed in cells for who in whos[one])
+        failed = _run_all(jobs, folder, workers, console)
+        if again:  # which ones is known when the grid has run
+            found = {one: run.read(_path(folder, one)) for one in whos}
+            jobs = left((one, who, seed) for one, seed in cells for who in table.retraining(found[one], seed))
+            failed += _run_all(jobs, folder, workers, console)
         with writing(folder):
             for path in table.save(folder):
                 console.print(str(path.resolve()), markup=False, soft_wrap=True)
@@ -88,14 +81,49 @@ def rates(
             raise DropoutError(f"{failed} runs failed; the same command tries them again")
 
 
+def _run_all(jobs: Sequence[Any], folder: Path, workers: int | None, console: Console) -> int:
+    """Run what is left to run and write every record as it comes; returns how many failed."""
+    from experiments.rates import pool, run, tasks
+
+    at_once = pool.cores() if workers is None else workers
+    failed = 0
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[last]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("runs", total=len(jobs), last=f"{min(at_once, len(jobs))} at a time")
+        try:
+            for job, outcome in pool.outcomes(jobs, at_once):
+                if isinstance(outcome, DropoutError):
+                    if len(jobs) == 1:
+                        raise outcome
+                    failed += 1
+                    console.print(f"{job.label}: failed: {outcome}", markup=False, soft_wrap=True)
+                else:
+                    task = tasks.TASKS[job.task]
+                    with writing(folder):
+                        run.write(_path(folder, task), task, outcome)
+                    console.print(f"{job.label}: {_summary(outcome)}", markup=False, soft_wrap=True)
+                progress.update(bar, advance=1, last=job.label)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(
+                f"stopped; runs that had ended are in {folder}, the same command goes on"
+            ) from error
+    return failed
+
+
+def _checked(device: str | None) -> str:
+    """The device, told or found, as a name; an error where there is none such."""
+    try:
+        place = own_device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise DropoutError(
+            f"device: want cpu or a GPU that is there, got {device!r} ({one_line(str(error))})"
+        ) from error
+    return str(place)
+
+
 def _path(folder: Path, task: Any) -> Path:
     return folder / f"{task.name}.json"
-
-
-def _run(run: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return run.run(*args, **kwargs)
 
 
 def _summary(record: dict[str, Any]) -> str:

@@ -339,6 +339,7 @@ def app() -> Any:
 def test_command_runs_writes_and_skips_what_is_there(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", replace(tiny_task(), name="digits"))
     call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,tuned-layer,retrained", "--out", str(tmp_path)]
+    call += ["--workers", "1"]  # here, where the task is the tiny one
     first = CliRunner().invoke(app, call)
     assert first.exit_code == 0, first.output
     assert "digits, self-tuning, per layer, seed 0: test nll" in first.output
