@@ -70,7 +70,6 @@ class Loop:
         step = _Step(model)
         # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
-        self.sums = torch.zeros(4, device=fabric.device)
         self.recorder = Recorder(self._step, self.optimizer, rows, settings.batch, self.held) if self.recorded else None
 
     def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
@@ -90,14 +89,14 @@ class Loop:
                     self.model.train_only(part)
                 if part == "decoder":
                     self.model.end_of_epoch()  # the decoder learns under the prior of the encoder as it is now
-                self.sums.zero_()
+                self.watch.begin_sums()
                 self._pass(part, order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
         finally:
             if self.settings.alternate:
                 self.model.train_only("both")
         if not self.settings.alternate:
             self.model.end_of_epoch()
-        total = self.sums / self.rows.steps(self._size, self.fabric.world_size)
+        total = self.watch.losses / self.rows.steps(self._size, self.fabric.world_size)
         self.watch.refuse()
         means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
         return {
@@ -147,7 +146,6 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._hold_rates()
-        self.sums += torch.stack([each.detach() for each in loss])
 
     def _set_learning_rates(self, epoch: int) -> None:
         for lr, group in zip(self.lrs, self.optimizer.param_groups, strict=True):

@@ -4,11 +4,17 @@ A fused optimiser leaves all parameters alone while a flag on the device says so
 goes up with the first loss or gradient that is NaN or infinite and stays up, and the numbers of that step stay beside it.
 So nothing has to wait for the device at any step, recorded graphs included, and yet the step is known and the model is
 as it was before it.
+
+On a GPU the gradients of biases, norms and rates stand for all: what is no number in a backward pass goes on to the bias of
+every layer it reaches, and to read the large tables once more would cost more than all the rest. Should a product overflow
+in a table alone, the step after it is the one that is found, and its message names the table.
 """
 
 import math
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from lbdrop.errors import DropoutError
 from lbdrop.finite import Answer, bad_parameters
@@ -28,27 +34,45 @@ class StepWatch:
 
     def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device):
         self.model, self.optimizer, self.epoch = model, optimizer, 0
-        self.broken = torch.zeros((), device=device)
+        self.broken, self.whole = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
         self.steps = torch.zeros((), device=device)
-        # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient.
-        self.numbers = torch.zeros(6, device=device)
+        # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient. Sums that were spoiled once stay so.
+        self.numbers, self.sums = torch.zeros(6, device=device), torch.zeros(6, device=device)
         self.asked: Answer | None = None
         optimizer.found_inf = self.broken  # pyright: ignore[reportAttributeAccessIssue]
 
     def begin(self, epoch: int) -> None:
         self.epoch = epoch
         self.steps.zero_()
+        self.begin_sums()
+
+    def begin_sums(self) -> None:
+        """A part of an epoch whose losses are summed from here on; what is no number times 0 is none."""
+        self.sums *= 0
+
+    @property
+    def losses(self) -> Float[Tensor, "4"]:
+        """The sums of loss, nll, kl and mask_kl over the steps."""
+        return self.sums[1:5]
 
     def look(self, losses: Losses) -> None:
         """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
         self.steps += 1
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        every = not self.broken.is_cuda
+        gradients = [
+            p.grad
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None and (every or p.dim() <= 1)
+        ]
         largest = torch.nn.utils.get_total_norm(gradients, math.inf)
         # As few and small kernels as may be: a step of a small model is not much longer than they are.
         now = torch.stack([self.steps, *(each.detach().float() for each in (*losses, largest))])
-        torch.where(self.broken > 0, self.numbers, now, out=self.numbers)
-        torch.maximum(self.broken, 1 - torch.isfinite(now).all().float(), out=self.broken)
-        if not self.broken.is_cuda and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
+        torch.where(self.whole, now, self.numbers, out=self.numbers)
+        self.sums += now
+        torch.lt(torch.linalg.vector_norm(self.sums, math.inf), math.inf, out=self.whole)
+        torch.logical_not(self.whole, out=self.broken)
+        if every and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
             self.refuse()
 
     def ask(self) -> None:
