@@ -190,8 +190,8 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     label = first["label"]
     if rate is not None and first["method"] == "mc":
         label = f"{label}, rate {rate:g}"
-    elif rate is not None and first["method"] not in FIXED:
-        label = f"{label}, from {rate:g}"
+    elif (start := _start(first)) is not None:
+        label = f"{label}, from {start:g}"
     layers = {name: None for run in runs for name in run["rates"]}
     return {
         "key": key, "method": first["method"], "label": label, "rate": rate, "seeds": [run["seed"] for run in runs],
@@ -207,11 +207,16 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _start(run: Json) -> float | None:
+    """The rate that learning begins at; self-tuned rates find theirs."""
+    return run["settings"].get("rate") if run["method"] not in FIXED and "tuned" not in run["method"] else None
+
+
 def _over_training(runs: Sequence[Json]) -> dict[str, list[list[float]]]:
     """Layer by layer the mean rate after each epoch, from the one it started with; means over seeds."""
     found: dict[str, dict[int, list[float]]] = {}
     for run in runs:
-        start = run["settings"].get("rate")
+        start = _start(run)
         for entry in run.get("history") or []:
             for layer, rate in entry.get("rates", {}).items():
                 line = found.setdefault(layer, {} if start is None else {0: [start]})

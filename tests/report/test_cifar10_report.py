@@ -146,6 +146,13 @@ def test_learned_rates_that_start_elsewhere_are_a_row_of_their_own_and_not_the_p
     assert "lbd-unit@0.1" not in [row["key"] for row in tables.paper_rows(summary)]
 
 
+def test_self_tuned_rates_start_where_they_find_it():
+    tuned = {"method": "lbd-tuned-model", "label": "LBD, self-tuned, one rate"}
+    row = summarise([fake("lbd-model", seed, 0.1) | tuned for seed in range(2)])["rows"]["lbd-tuned-model@0.1"]
+    assert row["label"] == "LBD, self-tuned, one rate"
+    assert [epoch for epoch, _ in row["rates_over_training"]["classifier.2"]] == [1, 2, 3]
+
+
 def test_the_fixed_rate_is_chosen_on_validation_and_not_on_test():
     runs = table_of_runs()
     for run in runs:
