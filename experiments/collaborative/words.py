@@ -28,7 +28,7 @@ def protocol(data_name: str, c: Mapping[str, int], made: Mapping[str, Any], sche
     whole = s["epochs"] * (2 if s["alternate"] else 1) >= schedule.epochs - 1
     source = f"scaled from {schedule.epochs} epochs of batches of {schedule.batch}, and the KL's annealing with them"
     if not schedule.published:
-        source = "our choice: the data are not in the paper"
+        source = "our choice: these data are not in the paper"
     elif whole and s["batch"] == schedule.batch:
         source = "as published"
     passes = f"; an epoch is {s['alternate']} passes for the encoder and one for the decoder" if s["alternate"] else ""

@@ -63,13 +63,13 @@ def _cifar10() -> Family:
 def _recommender(data: str, encoder: str, grid: Sequence[str], learned: Sequence[str]) -> Family:
     def fixed(record: Record) -> float | None:
         rate = 0.0 if record["settings"].get("dropout") == "none" else record["rate"]
-        return rate if record["method"] in grid else None
+        return rate if record["method"] in grid and record["dataset"] == data else None
 
     return Family(
         f"{data}-{encoder}", "collaborative", f"{data}-*.json", "ndcg@100", 1,
         lambda r, part: r[part]["mean"]["ndcg@100"],
         fixed,
-        lambda r: r["label"] if r["method"] in learned else None,
+        lambda r: r["label"] if r["method"] in learned and r["dataset"] == data else None,
         lambda r: [1 - r["rates"]["keep"]] if isinstance(r["rates"]["keep"], float) else [],
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ FAMILIES = (
     _cifar10(),
     *(
         family
-        for data in ("ml-1m", "netflix")
+        for data in ("ml-1m", "netflix-sample", "netflix")
         for family in (
             _recommender(
                 data,

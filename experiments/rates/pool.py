@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.rates import run
-from experiments.rates.contestants import CONTESTANTS
-from experiments.rates.tasks import TASKS
+from experiments.rates import contestants, run, tasks
 from lbdrop.errors import DropoutError
 
 __all__ = ["Job", "cores", "outcomes"]
@@ -39,7 +37,7 @@ class Job(NamedTuple):
             warnings.simplefilter("ignore")
             try:
                 return run.run(
-                    TASKS[self.task], CONTESTANTS[self.contestant], self.seed,
+                    tasks.TASKS[self.task], contestants.CONTESTANTS[self.contestant], self.seed,
                     folder=self.folder, epochs=self.epochs, device=self.device,
                 )  # fmt: skip
             except DropoutError as error:
@@ -47,7 +45,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{self.task}, {CONTESTANTS[self.contestant].label}, seed {self.seed}"
+        return f"{self.task}, {contestants.CONTESTANTS[self.contestant].label}, seed {self.seed}"
 
 
 def outcomes(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, dict[str, Any] | DropoutError]]:

@@ -1,4 +1,4 @@
-"""``lbdrop reproduce netflix|ml-1m|ml-20m|msd``: the paper's collaborative filtering table, one run or all of them."""
+"""``lbdrop reproduce netflix|netflix-sample|ml-1m|ml-20m|msd``: the collaborative filtering table, one run or all of them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,11 +15,12 @@ from lbdrop.records import write_json
 
 __all__ = ["NAMES", "command"]
 
-NAMES = ("netflix", "ml-1m", "ml-20m", "msd")
+NAMES = ("netflix", "netflix-sample", "ml-1m", "ml-20m", "msd")
 
 
 def command(name: str) -> Callable[..., None]:
-    """The command of one data set."""
+    """The command of one data set, or of a sample of one."""
+    whole = name.removesuffix("-sample")
 
     def reproduce(
         method: Annotated[
@@ -48,7 +49,7 @@ def command(name: str) -> Callable[..., None]:
         patience: Annotated[int | None, typer.Option(min=1, help="Stop after so many validations in vain.")] = None,
         data: Annotated[
             Path | None,
-            typer.Option("--data", "--source", help="The prepared data set.", show_default=f"data/prepared/{name}"),
+            typer.Option("--data", "--source", help="The prepared data set.", show_default=f"data/prepared/{whole}"),
         ] = None,
         out: Annotated[
             Path | None, typer.Option(help="Folder for the records.", show_default="experiments/collaborative/results")
@@ -59,7 +60,7 @@ def command(name: str) -> Callable[..., None]:
         console = Console(highlight=False, quiet=not processes.is_first())
         with one_line_errors():
             with importing_experiments("recommend,rivals"):
-                from experiments.collaborative import recipes
+                from experiments.collaborative import recipes, samples
                 from lbdrop.recommend.prepared import load_prepared
             runs = _runs(recipes, name, method, seed, seeds, rate)
             changes = {"epochs": epochs, "batch": batch} | _changes(change or [])
@@ -76,7 +77,7 @@ def command(name: str) -> Callable[..., None]:
                 "patience": patience,
                 "validation_samples": validation_samples,
             }
-            split = _prepared(load_prepared, name, data).split() if left else None
+            split = samples.split(_prepared(load_prepared, whole, data), name) if left else None
             failed = 0
             for index, one in enumerate(runs, start=1):
                 lead, path = f"{index}/{len(runs)} {one.name}:", folder / f"{one.name}.json"

@@ -51,19 +51,21 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
 
 
 def _titles(folder: Path, wanted: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Titles of the data sets in this folder, or of the one that it is."""
+    """Titles of the data sets in this folder, or of the one that it is; a sample's are those of the whole."""
     from lbdrop.recommend.prepared import load_prepared
 
-    there = [each for each in (folder, *(folder / name for name in wanted)) if (each / "manifest.json").exists()]
+    wholes = dict.fromkeys(name.removesuffix("-sample") for name in wanted)
+    there = [each for each in (folder, *(folder / name for name in wholes)) if (each / "manifest.json").exists()]
     if not there:
         raise DropoutError(
             f"{folder}: want a prepared data set ({', '.join(wanted)}), got none there; run lbdrop data prepare"
         )
     sets = [load_prepared(each) for each in there]
-    return {
+    found = {
         each.name: dict(zip(map(str, each.interactions.items.to_list()), each.titles.to_list(), strict=True))
         for each in sets
     }
+    return found | {name: found[whole] for name in wanted if (whole := name.removesuffix("-sample")) in found}
 
 
 def _grid_of(name: str, found: Json) -> Grid:

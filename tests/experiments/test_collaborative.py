@@ -1,6 +1,7 @@
 """Every row of the recommender's table on a small generated catalogue, the command over it, and what a record holds."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from experiments.collaborative import looks, recipes
+from experiments.collaborative import looks, recipes, samples
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import EASE, evaluate
@@ -273,6 +274,49 @@ def test_data_that_are_not_prepared_or_are_others_say_the_next_step(folder: Path
         code, output = command("reproduce", "ml-1m", "--data", folder, "--out", tmp_path, *wrong)
         assert code == 1
         assert said in output
+
+
+def test_a_sample_follows_the_protocol_on_some_of_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "SAMPLES", {"ml-1m-sample": samples.Sample(40, 8)})
+    prepared = load(folder)
+    drawn, again = (samples.split(prepared, "ml-1m-sample") for _ in range(2))
+    parts = [set(drawn.train.users), set(drawn.validation.users), set(drawn.test.users)]
+    assert [len(part) for part in parts] == [24, 8, 8]
+    assert len(set.union(*parts)) == 40
+    assert set.union(*parts) < set(prepared.interactions.users)
+    assert (again.train.rows != drawn.train.rows).nnz == 0
+    whole, same = prepared.split(), samples.split(prepared, "ml-1m")
+    assert (whole.train.rows != same.train.rows).nnz == 0
+
+
+def test_a_sample_runs_from_the_whole_data_and_is_reported_with_titles(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "SAMPLES", {"netflix-sample": samples.Sample(40, 8)})
+    as_netflix = tmp_path / "netflix"
+    shutil.copytree(folder, as_netflix)
+    manifest = json.loads((as_netflix / "manifest.json").read_text()) | {"name": "netflix"}
+    (as_netflix / "manifest.json").write_text(json.dumps(manifest))
+    call = [
+        "reproduce",
+        "netflix-sample",
+        "--data",
+        as_netflix,
+        "--out",
+        tmp_path / "runs",
+        "--method",
+        "ease,popularity",
+    ]
+    code, output = command(*call)
+    assert code == 0, output
+    record = json.loads((tmp_path / "runs" / "netflix-sample-ease-seed0.json").read_text())
+    assert record["data"]["train_users"] == 24
+    code, output = command("report", tmp_path / "runs", "--out", tmp_path / "page", "--data", tmp_path)
+    assert code == 0, output
+    assert "(1999)" in (tmp_path / "page" / "index.html").read_text()
+    code, output = command("reproduce", "netflix-sample", "--data", tmp_path / "none", "--out", tmp_path)
+    assert code == 1
+    assert "lbdrop data prepare netflix SOURCE" in output.replace("\n", " ")
 
 
 def test_the_report_builds_from_the_commands_records_with_titles(folder: Path, tmp_path: Path) -> None:

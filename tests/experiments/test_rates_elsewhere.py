@@ -10,12 +10,18 @@ from experiments.rates import elsewhere
 
 
 def recommender(
-    folder: Path, method: str, seed: int, rate: float | None, values: tuple[float, float], epochs: int = 50
+    folder: Path,
+    method: str,
+    seed: int,
+    rate: float | None,
+    values: tuple[float, float],
+    epochs: int = 50,
+    dataset: str = "ml-1m",
 ) -> None:
     validation, test = ({"mean": {"ndcg@100": value}} for value in values)
-    record: dict[str, Any] = {"method": method, "label": method.upper(), "seed": seed, "rate": rate, "validation": validation,
+    record: dict[str, Any] = {"dataset": dataset, "method": method, "label": method.upper(), "seed": seed, "rate": rate, "validation": validation,
                               "test": test, "settings": {"epochs": epochs, "dropout": "fixed"}, "rates": {"keep": 0.75}}  # fmt: skip
-    name = f"ml-1m-{method}-{rate}-{epochs}-seed{seed}.json"
+    name = f"{dataset}-{method}-{rate}-{epochs}-seed{seed}.json"
     target = folder / "collaborative" / "results" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(record))
@@ -59,6 +65,17 @@ def test_without_a_grid_or_without_learned_runs_there_is_nothing_to_compare(tmp_
     assert elsewhere.summarise(tmp_path) == {}
     recommender(tmp_path, "vae-dense-drop", 0, 0.1, (0.4, 0.4))
     assert elsewhere.summarise(tmp_path) == {}
+
+
+def test_a_sample_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    for dataset, level in (("netflix", 0.3), ("netflix-sample", 0.2)):
+        recommender(tmp_path, "vae-dense-drop", 0, 0.5, (level, level), dataset=dataset)
+        recommender(tmp_path, "sivae-lbd-dense", 0, None, (level, level), dataset=dataset)
+    found = elsewhere.summarise(tmp_path)
+    assert {name: each["chosen"]["test"] for name, each in found.items()} == {
+        "netflix-dense": pytest.approx(0.3),
+        "netflix-sample-dense": pytest.approx(0.2),
+    }
 
 
 def test_less_loss_is_better_on_images(tmp_path: Path) -> None:
