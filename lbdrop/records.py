@@ -85,7 +85,7 @@ def _git(here: Path, *words: str) -> str:
 
 def _hardware(device: torch.device | str | None = None) -> str:
     if torch.cuda.is_available() and torch.device(device or "cuda").type == "cuda":
-        return torch.cuda.get_device_name()
+        return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

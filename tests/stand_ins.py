@@ -172,7 +172,7 @@ def _collaborative(patch: Patch, folder: Path) -> None:
 def _rates(patch: Patch, folder: Path) -> None:
     from experiments.rates import contestants, pool, run, tasks
 
-    patch(pool, "cores", lambda: 1)  # other processes would know nothing of these
+    patch(pool, "usual_workers", lambda device: 1)  # other processes would know nothing of these
     few = ("none", "fixed-0.5", "tuned-layer")
     patch(contestants, "CONTESTANTS", {name: contestants.CONTESTANTS[name] for name in few})
     patch(tasks, "TASKS", {name: replace(task, epochs=1) for name, task in tasks.TASKS.items()})

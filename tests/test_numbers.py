@@ -1,6 +1,7 @@
 """Numbers that stay numbers: what is not finite is found at its step and named, rates come back, seeds repeat."""
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -206,6 +207,47 @@ def test_where_nobody_waits_for_the_device_a_broken_step_and_all_after_it_change
     watch.ask()
     with pytest.raises(DropoutError, match="gradient is nan .*: step 4 of epoch 4"):
         watch.ask()
+
+
+@pytest.mark.parametrize("step", [3, 5], ids=["in the middle", "last"])
+def test_a_table_that_nobody_looks_at_is_found_by_the_next_loss_or_at_the_end_of_the_epoch(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = VAE.losses, []
+
+    def spoiled(self: VAE, *arguments: Any) -> Losses:
+        found = plain(self, *arguments)
+        calls.append(0)
+        weight = self.decoder.out.weight
+        overflow = (weight * 0).square().sum().sqrt()  # of value 0, and no gradient
+        return found._replace(total=found.total + overflow) if len(calls) == step else found
+
+    monkeypatch.setattr(VAE, "losses", spoiled)
+    monkeypatch.setattr("lbdrop.recommend.loop.StepWatch", partial(StepWatch, tables=False))  # as on a GPU
+    said = {
+        3: "step 4 of epoch 1; not finite before it: decoder.out.weight",
+        5: "NaN or infinity in decoder.out.weight after epoch 1, though all losses were finite",
+    }
+    with pytest.raises(DropoutError, match=said[step]):
+        fit_recommender(recommender(), likes(), device="cpu", progress=False)
+
+
+def test_without_tables_a_backward_pass_that_is_none_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls, before = VAE.decoded_nll, [], []
+
+    def spoiled(self: VAE, eta: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        calls.append(0)
+        if len(calls) == 3:
+            before.append(state(self))
+            eta = eta + (eta * 0).square().sum().sqrt()  # a backward pass that is none from here on
+        return plain(self, eta, *arguments, **named)
+
+    monkeypatch.setattr(VAE, "decoded_nll", spoiled)
+    monkeypatch.setattr("lbdrop.recommend.loop.StepWatch", partial(StepWatch, tables=False))
+    model = recommender("vae-drop")
+    with pytest.raises(DropoutError, match="gradient is nan .*: step 3 of epoch 1; gradients of"):
+        fit_recommender(model, likes(), device="cpu", progress=False)
+    assert_unchanged(model, before[0])
 
 
 def test_half_precision_parameters_of_the_recommender_are_refused() -> None:

@@ -6,10 +6,12 @@ Networks of a table's tasks are too small for more than one core, or for a whole
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,10 @@ import torch
 from experiments.rates import contestants, run, tasks
 from lbdrop.errors import DropoutError
 
-__all__ = ["Job", "cores", "outcomes"]
+__all__ = ["Job", "outcomes", "usual_workers"]
+
+# Each process has a context of its own on a GPU, of half a gigabyte.
+ON_A_GPU = 4
 
 
 class Job(NamedTuple):
@@ -33,32 +38,35 @@ class Job(NamedTuple):
 
     def run(self) -> dict[str, Any] | DropoutError:
         """Its record; or why there is none, since other runs do not depend on this one."""
+        task, contestant = tasks.TASKS[self.task], contestants.CONTESTANTS[self.contestant]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return run.run(
-                    tasks.TASKS[self.task], contestants.CONTESTANTS[self.contestant], self.seed,
-                    folder=self.folder, epochs=self.epochs, device=self.device,
-                )  # fmt: skip
+                return run.run(task, contestant, self.seed, folder=self.folder, epochs=self.epochs, device=self.device)
             except DropoutError as error:
                 return error
+            except (RuntimeError, MemoryError) as error:  # memory that is short, most of all that of a GPU
+                said = (str(error) or type(error).__name__).splitlines()[0]
+                return DropoutError(f"{said}; where memory is short, try fewer workers")
 
     @property
     def label(self) -> str:
         return f"{self.task}, {contestants.CONTESTANTS[self.contestant].label}, seed {self.seed}"
 
 
-def outcomes(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, dict[str, Any] | DropoutError]]:
+def outcomes(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, dict[str, Any] | DropoutError], None, None]:
     """What came of each, as they end; one worker runs them here, in their order."""
     if min(workers, len(jobs)) <= 1:
-        yield from ((job, job.run()) for job in jobs)
+        with _one_thread():
+            yield from ((job, job.run()) for job in jobs)
         return
     # Spawned: a fork would copy threads' locks, and CUDA cannot be used in one.
     context = multiprocessing.get_context("spawn")
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_alone) as pool:
-        asked = {pool.submit(job.run): job for job in jobs}
         try:
+            with _deaf_to_ctrl_c():  # which those inherit that are started here
+                asked = {pool.submit(job.run): job for job in jobs}
             for done in as_completed(asked):
                 yield asked[done], done.result()
         except BrokenProcessPool as error:
@@ -74,11 +82,42 @@ def outcomes(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, dict[str,
                     child.join()
 
 
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usual_workers(device: str) -> int:
+    """As many as there are cores for this process; fewer on a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if device == "cpu" else min(cores, ON_A_GPU)
 
 
 def _alone() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_it() -> None:  # were it killed, nobody would ever tell this process to end
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_it, daemon=True).start()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A terminal tells every process of Ctrl-C; the one that asked for the runs ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

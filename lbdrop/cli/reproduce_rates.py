@@ -1,6 +1,6 @@
 """``lbdrop reproduce rates``: learned rates beside the best hand-tuned one, on many tasks, with one table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ def rates(
     epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time, each on one core.", show_default="all cores")
+        int | None, typer.Option(min=1, help="Runs at a time, each on one core.", show_default="all cores; 4 on a GPU")
     ] = None,
     device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless told.")] = None,
     out: Annotated[
@@ -60,43 +60,44 @@ def rates(
         for one in whos:
             one.data(data, 0)  # missing data should end the table before it begins
 
-        def left(found: Iterable[tuple[Any, Any, int]]) -> list[Any]:
-            return [
-                pool.Job(one.name, who.name, seed, data, epochs, place)
-                for one, who, seed in found
-                if not run.kept(run.read(_path(folder, one)), one, who, seed, epochs)
-            ]
-
+        at_once = pool.usual_workers(place) if workers is None else workers
         cells = list(product(whos, range(seeds)))
-        jobs = left((one, who, seed) for one, seed in cells for who in whos[one])
-        failed = _run_all(jobs, folder, workers, console)
+
+        def run_all(choose: Callable[[Any, int, Any], Iterable[Any]]) -> list[str]:
+            records = {one: run.read(_path(folder, one)) for one in whos}
+            jobs = [
+                pool.Job(one.name, who.name, seed, data, epochs, place)
+                for one, seed in cells
+                for who in choose(one, seed, records[one])
+                if not run.kept(records[one], one, who, seed, epochs)
+            ]
+            return _run_all(jobs, folder, at_once, console)
+
+        failed = run_all(lambda one, seed, records: whos[one])
         if again:  # which ones is known when the grid has run
-            found = {one: run.read(_path(folder, one)) for one in whos}
-            jobs = left((one, who, seed) for one, seed in cells for who in table.retraining(found[one], seed))
-            failed += _run_all(jobs, folder, workers, console)
+            failed += run_all(lambda one, seed, records: table.retraining(records, seed))
         with writing(folder):
             for path in table.save(folder):
                 console.print(str(path.resolve()), markup=False, soft_wrap=True)
         if failed:
-            raise DropoutError(f"{failed} runs failed; the same command tries them again")
+            what = failed[0] if len(failed) == 1 else f"{len(failed)} runs failed"
+            raise DropoutError(f"{what}; the same command tries again")
 
 
-def _run_all(jobs: Sequence[Any], folder: Path, workers: int | None, console: Console) -> int:
-    """Run what is left to run and write every record as it comes; returns how many failed."""
+def _run_all(jobs: Sequence[Any], folder: Path, at_once: int, console: Console) -> list[str]:
+    """Run what is left to run and write every record as it comes; returns what failed, and why."""
     from experiments.rates import pool, run, tasks
 
-    at_once = pool.cores() if workers is None else workers
-    failed = 0
+    failed: list[str] = []
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[last]}"))
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("runs", total=len(jobs), last=f"{min(at_once, len(jobs))} at a time")
         try:
             for job, outcome in pool.outcomes(jobs, at_once):
                 if isinstance(outcome, DropoutError):
-                    if len(jobs) == 1:
-                        raise outcome
-                    failed += 1
-                    console.print(f"{job.label}: failed: {outcome}", markup=False, soft_wrap=True)
+                    failed.append(f"{job.label}: {outcome}")
+                    if len(jobs) > 1:
+                        console.print(f"{job.label}: failed: {outcome}", markup=False, soft_wrap=True)
                 else:
                     task = tasks.TASKS[job.task]
                     with writing(folder):
@@ -114,8 +115,8 @@ def _checked(device: str | None) -> str:
     """The device, told or found, as a name; an error where there is none such."""
     try:
         place = own_device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=place).sum().item()  # "meta" has no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DropoutError(
             f"device: want cpu or a GPU that is there, got {device!r} ({one_line(str(error))})"
         ) from error

@@ -97,7 +97,7 @@ class Loop:
         if not self.settings.alternate:
             self.model.end_of_epoch()
         total = self.watch.losses / self.rows.steps(self._size, self.fabric.world_size)
-        self.watch.refuse()
+        self.watch.end()
         means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
         return {
             "epoch": number,

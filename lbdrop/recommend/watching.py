@@ -6,8 +6,9 @@ So nothing has to wait for the device at any step, recorded graphs included, and
 as it was before it.
 
 On a GPU the gradients of biases, norms and rates stand for all: what is no number in a backward pass goes on to the bias of
-every layer it reaches, and to read the large tables once more would cost more than all the rest. Should a product overflow
-in a table alone, the step after it is the one that is found, and its message names the table.
+every layer it reaches, and to read the large tables at every step would cost more than all the rest. What spoils a table
+alone, a product that overflows, has changed it; it is found in the next loss that the table takes part in, and at the end of
+the epoch at the latest.
 """
 
 import math
@@ -30,10 +31,12 @@ class StepWatch:
         model: whose parameters are trained.
         optimizer: a fused one.
         device: where the steps run.
+        tables: whether to look at the gradients of tables too, of two axes, at every step; on a CPU unless told.
     """
 
-    def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device):
+    def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device, tables: bool | None = None):
         self.model, self.optimizer, self.epoch = model, optimizer, 0
+        self.tables = device.type != "cuda" if tables is None else tables
         self.broken, self.whole = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
         self.steps = torch.zeros((), device=device)
         # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient. Sums that were spoiled once stay so.
@@ -58,12 +61,11 @@ class StepWatch:
     def look(self, losses: Losses) -> None:
         """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
         self.steps += 1
-        every = not self.broken.is_cuda
         gradients = [
             p.grad
             for group in self.optimizer.param_groups
             for p in group["params"]
-            if p.grad is not None and (every or p.dim() <= 1)
+            if p.grad is not None and (self.tables or p.dim() <= 1)
         ]
         largest = torch.nn.utils.get_total_norm(gradients, math.inf)
         # As few and small kernels as may be: a step of a small model is not much longer than they are.
@@ -72,7 +74,7 @@ class StepWatch:
         self.sums += now
         torch.lt(torch.linalg.vector_norm(self.sums, math.inf), math.inf, out=self.whole)
         torch.logical_not(self.whole, out=self.broken)
-        if every and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
+        if not self.broken.is_cuda and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
             self.refuse()
 
     def ask(self) -> None:
@@ -84,21 +86,32 @@ class StepWatch:
         if self.asked is None:
             self.asked = Answer(self.broken == 0)
 
+    def end(self) -> None:
+        """Of an epoch: the error, if anything was spoiled in it; waits for the device."""
+        self.refuse()
+        if not self.tables and (bad := bad_parameters(self.model)):
+            raise DropoutError(
+                f"training: want finite numbers, got NaN or infinity in {', '.join(bad[:4])} after epoch {self.epoch}, though"
+                f" all losses were finite: a product overflowed. Lower the learning rates (now {self._rates()}), and train"
+                " from the epoch before"
+            )
+
     def refuse(self) -> None:
         """The error, if there was such a step; waits for the device."""
         step, loss, nll, kl, mask_kl, gradient = self.numbers.tolist()
         if not float(self.broken):
             return
-        groups = self.optimizer.param_groups
-        rates = ", ".join(f"{group.get('name', 'parameters')} {group['lr']:g}" for group in groups)
         what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
         bad = bad_parameters(self.model)
         where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()
         raise DropoutError(
             f"training: want finite numbers, got a step whose {what} (nll {nll:g}, kl {kl:g}, mask KL {mask_kl:g}): step"
             f" {step:.0f} of epoch {self.epoch}{'; ' + where if where else ''}. No parameter has been changed by it; lower the"
-            f" learning rates (now {rates})"
+            f" learning rates (now {self._rates()})"
         )
+
+    def _rates(self) -> str:
+        return ", ".join(f"{group.get('name', 'parameters')} {group['lr']:g}" for group in self.optimizer.param_groups)
 
     def _bad_gradients(self) -> str:
         found = bad_parameters(self.model, gradients=True)

@@ -6,10 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -18,13 +22,12 @@ from experiments.rates.pool import Job
 from lbdrop.cli import reproduce_rates
 from lbdrop.errors import DropoutError
 
-HERE = Path("data")
 
-
-def test_runs_in_other_processes_are_those_of_this_one() -> None:
-    jobs = [Job("digits", name, 0, HERE, epochs=1) for name in ("none", "fixed-0.3", "tuned-layer")]
-    alone, beside = (dict(pool.outcomes(jobs, workers)) for workers in (1, 2))
-    assert beside.keys() == set(jobs)
+def test_runs_in_other_processes_are_those_of_this_one(tmp_path: Path) -> None:
+    jobs = [Job("digits", name, 0, tmp_path, epochs=1) for name in ("none", "fixed-0.3", "tuned-layer")]
+    without_data = Job("uci-boston", "none", 0, tmp_path)
+    alone, beside = (dict(pool.outcomes([*jobs, without_data], workers)) for workers in (1, 2))
+    assert beside.keys() == {*jobs, without_data}
     for job in jobs:
         here, there = alone[job], beside[job]
         assert isinstance(here, dict)
@@ -32,7 +35,11 @@ def test_runs_in_other_processes_are_those_of_this_one() -> None:
         assert there["test"]["masks"]["nll"] == pytest.approx(here["test"]["masks"]["nll"], rel=1e-4)
         for name, rates in here["rates"].items():
             assert there["rates"][name] == pytest.approx(rates)
+        assert here["provenance"]["hardware"].endswith(", 1 threads")
         assert there["provenance"]["hardware"].endswith(", 1 threads")
+    for found in (alone[without_data], beside[without_data]):
+        assert isinstance(found, DropoutError)
+        assert "uci.tar" in str(found)
 
 
 def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,44 +56,130 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: p
     assert str(found[1]) == "diverged"
 
 
-def test_nothing_runs_on_when_nobody_waits() -> None:
-    jobs = [Job("digits", "none", 0, HERE, epochs=1), *(Job("digits", "kl-layer", seed, HERE) for seed in range(3))]
+def test_nothing_runs_on_when_nobody_waits(tmp_path: Path) -> None:
+    jobs = [Job("digits", "none", 0, tmp_path, epochs=1)]
+    jobs += [Job("digits", "kl-layer", seed, tmp_path, epochs=10_000) for seed in range(3)]  # half an hour
     found = pool.outcomes(jobs, 2)
-    assert next(found)[0] == jobs[0]  # the others take a hundred times as long
+    assert next(found)[0] == jobs[0]
+    begun = time.monotonic()
     found.close()
+    assert time.monotonic() - begun < 60
     assert not multiprocessing.active_children()
 
 
-def test_a_process_that_is_killed_is_an_error_and_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_short_ends_one_run_and_not_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(task: object, contestant: object, seed: int, **rest: object) -> dict[str, int]:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(run, "run", short)
+    ((_, found),) = pool.outcomes([Job("digits", "none", 0, tmp_path)], 1)
+    assert str(found) == "CUDA out of memory.; where memory is short, try fewer workers"
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_alone", partial(os._exit, 9))  # as the kernel does where memory is short
     with pytest.raises(DropoutError, match="a process was killed.*try fewer than 2 workers"):
-        list(pool.outcomes([Job("digits", "none", seed, HERE, epochs=1) for seed in range(2)], 2))
+        list(pool.outcomes([Job("digits", "none", seed, tmp_path, epochs=1) for seed in range(2)], 2))
 
 
-def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lbdrop", "reproduce", "rates", "--task", "digits", "--seeds", "1"]
-    command += ["--workers", "2", "--out", str(tmp_path), "--contestant"]
-    started = subprocess.Popen(
-        [*command, "none,kl-unit,loss-unit,prior-unit"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+@contextmanager
+def started(folder: Path, contestants: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a terminal has it; nothing of it is left."""
+    command = [
+        sys.executable,
+        "-m",
+        "lbdrop",
+        "reproduce",
+        "rates",
+        "--task",
+        "digits",
+        "--seeds",
+        "1",
+        "--workers",
+        "2",
+    ]
+    command += ["--out", str(folder), "--contestant", contestants]
+    options: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            if members(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while not (tmp_path / "digits.json").exists() and started.poll() is None and time.monotonic() < deadline:
+    while not there() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    started.send_signal(signal.SIGINT)
-    _, said = started.communicate(timeout=60)
-    assert started.returncode == 130
+    assert there()
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # gone meanwhile
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while workers start", "after a run"])
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(early: bool, tmp_path: Path) -> None:
+    with started(tmp_path, "none,kl-unit,loss-unit,prior-unit") as process:
+        if early:
+            wait_for(lambda: len(members(process.pid)) > 2, process)
+        else:
+            wait_for((tmp_path / "digits.json").exists, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert said.strip() == f"stopped; runs that had ended are in {tmp_path}, the same command goes on"
     before = run.read(tmp_path / "digits.json")
-    assert [record["contestant"] for record in before] == ["none"]
-    again = subprocess.run([*command, "none"], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
-    assert run.read(tmp_path / "digits.json") == before
+    assert [record["contestant"] for record in before] == ([] if early else ["none"])
+    if not early:
+        with started(tmp_path, "none") as again:
+            assert again.wait(120) == 0
+        assert run.read(tmp_path / "digits.json") == before
+
+
+def test_workers_end_with_the_process_that_asked_them(tmp_path: Path) -> None:
+    with started(tmp_path, "kl-unit,loss-unit,prior-unit") as process:
+        wait_for(lambda: len(members(process.pid)) > 2, process)
+        time.sleep(8)  # until they have begun
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while members(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not members(process.pid)
+
+
+def test_runs_that_fail_are_said_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: object, **rest: object) -> None:
+        raise DropoutError("diverged")
+
+    monkeypatch.setattr(run, "run", failing)
+    app = typer.Typer()
+    app.command()(reproduce_rates.rates)
+    call = ["--task", "digits", "--seeds", "1", "--workers", "1", "--out", str(tmp_path), "--contestant"]
+    done = CliRunner().invoke(app, [*call, "none,fixed-0.1"])
+    assert done.exit_code == 1
+    assert "digits, no dropout, seed 0: failed: diverged" in done.output
+    assert done.output.endswith("2 runs failed; the same command tries again\n")
+    done = CliRunner().invoke(app, [*call, "none"])
+    assert done.exit_code == 1
+    assert "digits, no dropout, seed 0: diverged; the same command tries again" in done.output
 
 
 def test_a_device_that_is_not_there_ends_in_one_line(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(reproduce_rates.rates)
-    for device in ("cuda:99", "abacus"):
+    for device in ("cuda:99", "abacus", "meta"):
         done = CliRunner().invoke(app, ["--task", "digits", "--device", device, "--out", str(tmp_path)])
         assert done.exit_code == 1
         assert done.output.startswith(f"device: want cpu or a GPU that is there, got '{device}'")
