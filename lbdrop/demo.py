@@ -32,6 +32,7 @@ from lbdrop.objective import Objective, parameter_groups
 from lbdrop.predict import Predictive, predict
 from lbdrop.records import provenance
 from lbdrop.rules import Bound
+from lbdrop.threads import one_thread
 
 __all__ = [
     "CONTESTANTS", "Contestant", "Digits", "Examples", "Network", "Settings", "compare", "findings", "load", "measure",
@@ -164,17 +165,6 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: in layers this small a second one gains little, and on a busy machine it costs a lot."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def train(

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 import torch
 
-from lbdrop.demo import one_thread
 from lbdrop.files import replacing
 from lbdrop.recommend.evaluate import Report, evaluate
 from lbdrop.recommend.interactions import Interactions
@@ -24,6 +23,7 @@ from lbdrop.recommend.linear import LINEAR
 from lbdrop.recommend.model import Recommender
 from lbdrop.recommend.protocol import HeldOut, fold_in
 from lbdrop.recommend.shop import Shop, generate_shop
+from lbdrop.threads import one_thread
 
 __all__ = ["CONTESTANTS", "FILES", "ShopSettings", "keep_shop", "run"]
 

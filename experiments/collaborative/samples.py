@@ -27,5 +27,6 @@ def split(prepared: Prepared, name: str) -> Split:
         return prepared.split()
     users, held_out_users = SAMPLES[name]
     seed = prepared.manifest["settings"]["seed"]
+    # The protocol's own order begins with its training users, so no held-out user of the whole is in a sample.
     everybody = np.random.RandomState(seed).permutation(len(prepared.interactions.users))
     return split_users(prepared.interactions.select(everybody[:users]), held_out_users, seed)

@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.rates.verdicts import in_words, paired, plus_minus, spread
 from lbdrop.records import read_json
+from lbdrop.report.summary import starting_rate
 
 __all__ = ["FAMILIES", "Family", "lines", "summarise"]
 
@@ -47,9 +48,8 @@ def _cifar10() -> Family:
     def learned(record: Record) -> str | None:
         if not record["method"].startswith(("lbd", "concrete", "gaussian")):
             return None
-        # A self-tuned rate begins where its rule finds it, and not where the network's is.
-        start = "" if "tuned" in record["method"] else f", from {record['settings']['rate']:g}"
-        return record["label"] + start
+        start = starting_rate(record)
+        return record["label"] + ("" if start is None else f", from {start:g}")
 
     return Family(
         "cifar10-vgg19", "cifar10", "fast-*.json", "nll", -1,

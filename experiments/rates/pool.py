@@ -19,10 +19,11 @@ import torch
 
 from experiments.rates import contestants, run, tasks
 from lbdrop.errors import DropoutError
+from lbdrop.threads import one_thread
 
 __all__ = ["Job", "outcomes", "usual_workers"]
 
-# Each process has a context of its own on a GPU, of half a gigabyte.
+# Each process has a context of its own there, which takes memory.
 ON_A_GPU = 4
 
 
@@ -57,7 +58,7 @@ class Job(NamedTuple):
 def outcomes(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, dict[str, Any] | DropoutError], None, None]:
     """What came of each, as they end; one worker runs them here, in their order."""
     if min(workers, len(jobs)) <= 1:
-        with _one_thread():
+        with one_thread():
             yield from ((job, job.run()) for job in jobs)
         return
     # Spawned: a fork would copy threads' locks, and CUDA cannot be used in one.
@@ -98,16 +99,6 @@ def _alone() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_it, daemon=True).start()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -11,8 +11,7 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from torch import Tensor
 from lbdrop import estimators
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance
+from lbdrop.threads import one_thread
 
 __all__ = [
     "ESTIMATORS",
@@ -252,22 +252,10 @@ def trace(problem: Problem, settings: Settings, generator: torch.Generator, trac
 def run(settings: Settings, track: Track = lambda items, _: items) -> dict[str, Any]:
     """The whole experiment as one JSON-ready record: surfaces, traces, their summary, and the same on other networks."""
     started = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         record = _run(settings, track)
     record["provenance"]["seconds"] = round(time.perf_counter() - started, 1)
     return record
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    # Where another process wants a core, threads wait for each other after every operation, and these are short ones:
-    # two threads on a busy machine took fifty times as long as one.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run(settings: Settings, track: Track) -> dict[str, Any]:

@@ -6,8 +6,8 @@ So nothing has to wait for the device at any step, recorded graphs included, and
 as it was before it.
 
 On a GPU the gradients of biases, norms and rates stand for all: what is no number in a backward pass goes on to the bias of
-every layer it reaches, and to read the large tables at every step would cost more than all the rest. What spoils a table
-alone, a product that overflows, has changed it; it is found in the next loss that the table takes part in, and at the end of
+every layer it reaches, and to read the large tables at every step takes time (LOG.md, Speed). What spoils a table alone, as
+a product that overflows would, has changed it; it is found in the next loss that the table takes part in, and at the end of
 the epoch at the latest.
 """
 
@@ -92,7 +92,7 @@ class StepWatch:
         if not self.tables and (bad := bad_parameters(self.model)):
             raise DropoutError(
                 f"training: want finite numbers, got NaN or infinity in {', '.join(bad[:4])} after epoch {self.epoch}, though"
-                f" all losses were finite: a product overflowed. Lower the learning rates (now {self._rates()}), and train"
+                f" all losses were finite. Lower the learning rates (now {self._rates()}), and train"
                 " from the epoch before"
             )
 

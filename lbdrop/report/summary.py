@@ -20,8 +20,8 @@ from lbdrop.report.runs import METRICS, Json
 from lbdrop.report.runs import key as key_of
 
 __all__ = [
-    "FIXED", "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "stat", "summarise", "t_95",
-    "verdict",
+    "FIXED", "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "starting_rate", "stat",
+    "summarise", "t_95", "verdict",
 ]  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     label = first["label"]
     if rate is not None and first["method"] == "mc":
         label = f"{label}, rate {rate:g}"
-    elif (start := _start(first)) is not None:
+    elif (start := starting_rate(first)) is not None:
         label = f"{label}, from {start:g}"
     layers = {name: None for run in runs for name in run["rates"]}
     return {
@@ -207,7 +207,7 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _start(run: Json) -> float | None:
+def starting_rate(run: Json) -> float | None:
     """The rate that learning begins at; self-tuned rates find theirs."""
     return run["settings"].get("rate") if run["method"] not in FIXED and "tuned" not in run["method"] else None
 
@@ -216,7 +216,7 @@ def _over_training(runs: Sequence[Json]) -> dict[str, list[list[float]]]:
     """Layer by layer the mean rate after each epoch, from the one it started with; means over seeds."""
     found: dict[str, dict[int, list[float]]] = {}
     for run in runs:
-        start = _start(run)
+        start = starting_rate(run)
         for entry in run.get("history") or []:
             for layer, rate in entry.get("rates", {}).items():
                 line = found.setdefault(layer, {} if start is None else {0: [start]})
