@@ -122,7 +122,7 @@ class Run:
     method: str
     seed: int = 0
     rate: float | None = None
-    """The fixed rate, in rows that form a grid; of self-tuned ones, where they start instead of at ½."""
+    """The fixed rate, in rows that form a grid; of self-tuned ones, where they start instead of at their own .05."""
 
     def __post_init__(self):
         if self.dataset not in DATA:

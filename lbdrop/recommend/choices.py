@@ -14,7 +14,7 @@ import torch
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.checks import plain
 from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNS, METHODS, Settings
+from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNS, METHODS, TUNED, Settings
 from lbdrop.recommend.settings import method as named
 
 __all__ = ["BY_DROPOUT", "Choice", "checked_settings", "choose", "names", "to_size"]
@@ -126,11 +126,14 @@ def _companions(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
     if (dropout, rule) == (before.dropout, before.rule):
         return {}
     both = before.both and dropout == "learned" and rule == "bound"
+    # Where rates start is the rule's choice; a low start is no one else's.
+    rate = {"rate": Settings.rate} if before.rule == "self-tuning" else {}
     if dropout not in LEARNS:
-        return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0}
+        return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0, **rate}
     if rule == "self-tuning":
-        return {"rule": rule, "both": both, "mask_kl": 0.0}
-    rate = {"rate": GAUSSIAN["rate"]} if dropout == "gaussian" else {}
+        return {"rule": rule, "both": both, "mask_kl": 0.0, "rate": TUNED["rate"]}
+    if dropout == "gaussian":
+        rate = {"rate": GAUSSIAN["rate"]}
     another_prior = "gaussian" in (before.dropout, dropout)
     mask_kl = 1.0 if another_prior or not before.mask_kl else before.mask_kl
     return {"rule": rule, "both": both, "mask_kl": mask_kl, "samples": before.samples or LEARNED["samples"], **rate}

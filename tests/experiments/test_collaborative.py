@@ -153,10 +153,10 @@ def test_the_dense_grid_is_the_dense_encoder_with_a_fixed_rate_or_none() -> None
 
 
 def test_a_self_tuned_rate_starts_where_it_is_told_and_the_run_is_named_after_it() -> None:
-    usual, low = (recipes.Run("ml-1m", "sivae-lbd-dense-tuned", 0, rate) for rate in (None, 0.05))
-    assert recipes.settings_of(usual).rate == 0.5
-    assert recipes.settings_of(low) == replace(recipes.settings_of(usual), rate=0.05)
-    assert (low.label, low.name) == (f"{usual.label}, from 0.05", "ml-1m-sivae-lbd-dense-tuned-0.05-seed0")
+    usual, high = (recipes.Run("ml-1m", "sivae-lbd-dense-tuned", 0, rate) for rate in (None, 0.7))
+    assert recipes.settings_of(usual).rate == 0.05
+    assert recipes.settings_of(high) == replace(recipes.settings_of(usual), rate=0.7)
+    assert (high.label, high.name) == (f"{usual.label}, from 0.7", "ml-1m-sivae-lbd-dense-tuned-0.7-seed0")
 
 
 @pytest.mark.parametrize(

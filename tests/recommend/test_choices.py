@@ -26,7 +26,7 @@ def test_every_method_takes_every_dropout(name: str, dropout: str) -> None:
         assert found == before
     elif dropout in ("none", "fixed"):
         assert (found.extra_masks, found.mask_kl, found.samples, found.rule) == (0, 0.0, 0, "bound")
-        assert found.rate == before.rate
+        assert found.rate == (before.rate if before.rule == "bound" else 0.5)
     else:
         assert found.rule == "bound"
         assert found.mask_kl >= 1
@@ -54,6 +54,9 @@ def test_another_rule_brings_its_companions() -> None:
     assert chosen("sivae-lbd", None, rule="self-tuning").mask_kl == 0
     assert chosen("vae", "learned", rule="self-tuning").mask_kl == 0
     assert chosen(None, "learned", rule="self-tuning").mask_kl == 0
+    assert chosen(None, "learned", rule="self-tuning").rate == METHODS["sivae-lbd-tuned"].rate == 0.05
+    assert chosen(None, "learned", rule="self-tuning", rate=0.4).rate == 0.4
+    assert chosen("sivae-lbd-tuned", None, rule="bound").rate == chosen("sivae-lbd-tuned", "fixed").rate == 0.5
     assert chosen("sivae-lbd-tuned", None, rule="bound").mask_kl == 1
 
 

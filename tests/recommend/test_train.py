@@ -269,7 +269,7 @@ def test_a_settled_rate_stays_and_users_have_no_offsets(train: csr_array, valida
         patch.setattr(VAE, "_offsets", watched)
         _, history = run(settings, train, validation)
     keeps = [entry["keep"] for entry in history.epochs]
-    assert len({0.5, *keeps[:2]}) == 3
+    assert len({1 - settings.rate, *keeps[:2]}) == 3
     assert len(set(keeps[1:])) == 1
     settled = 2 * Rows.from_csr(train).steps(settings.batch)  # of which each asks once, where others also look
     assert scales == [True] * (len(scales) - settled) + [False] * settled
@@ -278,7 +278,7 @@ def test_a_settled_rate_stays_and_users_have_no_offsets(train: csr_array, valida
 
 
 def test_held_out_users_move_the_rates_and_only_the_rates(train: csr_array, validation: HeldOut) -> None:
-    settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 1, "rate_lr": 0.1})
+    settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 1, "rate_lr": 0.1, "rate": 0.5})
     model, often = run(settings, train, validation, held_out_every=1)
     _, once = run(settings, train, validation, held_out_every=1000)
     assert abs(often.epochs[0]["keep"] - 0.5) > 0.01
