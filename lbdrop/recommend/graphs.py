@@ -50,18 +50,18 @@ class Fixed:
         return batch.size == self.size and len(batch.item) <= self.capacity and batch.value is None
 
     def fill(self, batch: Batch) -> None:
-        """Copy a batch in; entries left from a longer one go to the spare row."""
-        entries = len(batch.item)
-        self.user[:entries].copy_(batch.user)
-        self.item[:entries].copy_(batch.item)
+        """Copy a batch in; entries left from a longer one go to the spare row, whose items do not matter."""
+        entries, size = len(batch.item), self.size
+        # All in two kernels: a copy each would take longer to launch than to run.
+        torch._foreach_copy_(
+            [self.user[:entries], self.item[:entries], self.number[:size], self.offsets[:size]],
+            [batch.user, batch.item, batch.number, batch.offsets],
+        )
+        self.counts[:size].copy_(batch.counts)
         if entries < self.filled:
-            self.user[entries : self.filled].fill_(self.size)
-            self.item[entries : self.filled].zero_()
+            self.user[entries : self.filled].fill_(size)
         self.filled = entries
-        self.counts[: self.size].copy_(batch.counts)
-        self.number[: self.size].copy_(batch.number)
-        self.offsets[: self.size].copy_(batch.offsets)
-        self.offsets[self.size].fill_(entries)
+        self.offsets[size].fill_(entries)
 
     def batch(self) -> Batch:
         """What is in the buffers, as the model wants it."""

@@ -37,39 +37,35 @@ class StepWatch:
     def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device, tables: bool | None = None):
         self.model, self.optimizer, self.epoch = model, optimizer, 0
         self.tables = device.type != "cuda" if tables is None else tables
+        self.watched = [p for g in optimizer.param_groups for p in g["params"] if self.tables or p.dim() <= 1]
         self.broken, self.whole = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
-        self.steps = torch.zeros((), device=device)
-        # Its number in the epoch; loss, nll, kl, mask_kl; the largest gradient. Sums that were spoiled once stay so.
-        self.numbers, self.sums = torch.zeros(6, device=device), torch.zeros(6, device=device)
+        self.nothing, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        # Whether an earlier step was broken; 1; loss, nll, kl, mask_kl; the largest gradient of each parameter that is watched.
+        # Sums that were spoiled once stay so; the first two count the steps after the broken one, and all.
+        self.numbers, self.sums = (torch.zeros(6 + len(self.watched), device=device) for _ in range(2))
         self.asked: Answer | None = None
         optimizer.found_inf = self.broken  # pyright: ignore[reportAttributeAccessIssue]
 
     def begin(self, epoch: int) -> None:
         self.epoch = epoch
-        self.steps.zero_()
+        self.sums[:2].zero_()
         self.begin_sums()
 
     def begin_sums(self) -> None:
         """A part of an epoch whose losses are summed from here on; what is no number times 0 is none."""
-        self.sums *= 0
+        self.sums[2:] *= 0
 
     @property
     def losses(self) -> Float[Tensor, "4"]:
         """The sums of loss, nll, kl and mask_kl over the steps."""
-        return self.sums[1:5]
+        return self.sums[2:6]
 
     def look(self, losses: Losses) -> None:
         """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
-        self.steps += 1
-        gradients = [
-            p.grad
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None and (self.tables or p.dim() <= 1)
-        ]
-        largest = torch.nn.utils.get_total_norm(gradients, math.inf)
         # As few and small kernels as may be: a step of a small model is not much longer than they are.
-        now = torch.stack([self.steps, *(each.detach().float() for each in (*losses, largest))])
+        norms = iter(torch._foreach_norm([p.grad for p in self.watched if p.grad is not None], math.inf))
+        largest = [self.nothing if p.grad is None else next(norms) for p in self.watched]
+        now = torch.stack([self.broken, self.one, *(each.detach().float() for each in (*losses, *largest))])
         torch.where(self.whole, now, self.numbers, out=self.numbers)
         self.sums += now
         torch.lt(torch.linalg.vector_norm(self.sums, math.inf), math.inf, out=self.whole)
@@ -98,9 +94,13 @@ class StepWatch:
 
     def refuse(self) -> None:
         """The error, if there was such a step; waits for the device."""
-        step, loss, nll, kl, mask_kl, gradient = self.numbers.tolist()
+        _, _, loss, nll, kl, mask_kl, *_ = self.numbers.tolist()
         if not float(self.broken):
             return
+        step, gradient = (
+            float(self.sums[1] - self.sums[0]),
+            float(self.numbers[6:].max()),
+        )  # NaN is the largest there is
         what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
         bad = bad_parameters(self.model)
         where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()
