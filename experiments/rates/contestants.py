@@ -75,18 +75,19 @@ class Contestant:
                 network, scheme=self.scheme, rate=self.rate, per=self.per, example=example, verbose=False
             )
 
-    def objective(self, model: nn.Module, data: Data, batch: int, steps: int, generator: torch.Generator) -> LossOf:
+    def objective(self, model: nn.Module, task: Task, data: Data, steps: int, generator: torch.Generator) -> LossOf:
         """What is called as ``objective(losses, *batch)`` in each of ``steps`` steps. Made before the optimiser."""
-        examples = len(data.train[0])
+        examples, pieces = len(data.train[0]), task.of.pieces(data.train[1])
         if self.rule == "plain":
             return lambda losses, *batch: losses(model, *batch).mean()
         if self.rule in ("one-step", "self-tuning"):
-            held_out = Batches(data.validation, batch, generator)
+            held_out = Batches(data.validation, task.batch, generator)
             if self.rule == "one-step":
                 return OneStep(model, held_out)
             rule = SelfTuning(model, held_out, steps=steps, examples=examples, start=self.start)
             return Objective(model, rule)
-        rule: Any = MaskPrior() if self.rule == "prior" else Bound(model, examples, weight=float(self.rule == "kl"))
+        weight = float(self.rule == "kl") / pieces
+        rule: Any = MaskPrior(1 / pieces) if self.rule == "prior" else Bound(model, examples, weight=weight)
         return Objective(model, rule, estimator=self.estimator)
 
 
@@ -95,7 +96,13 @@ class MaskPrior:
 
     Each example's masks are latent variables of its own, so unlike a prior on weights this one is not divided by the number
     of examples: the more units a layer has, the closer it is held to one half.
+
+    Args:
+        weight: what the KL counts for where the loss of an example is a share of its negative log likelihood.
     """
+
+    def __init__(self, weight: float = 1.0):
+        self.weight = weight
 
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         expected = evaluation.losses().mean()
@@ -103,7 +110,7 @@ class MaskPrior:
             bernoulli_kl(layer.logit).sum() * (1 if layer.units else layer.width or 1)
             for layer in evaluation.layers.values()
         ]
-        return expected + torch.stack(costs).sum()
+        return expected + self.weight * torch.stack(costs).sum()
 
 
 class Batches:

@@ -46,7 +46,7 @@ def run(
     batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
     epochs = epochs or task.epochs
     steps = epochs * len(batches)
-    objective = contestant.objective(model, data, task.batch, steps, torch.Generator().manual_seed(seed + 1))
+    objective = contestant.objective(model, task, data, steps, torch.Generator().manual_seed(seed + 1))
     optimizer, schedule = _optimizer(model, task.lr, steps)
     if isinstance(objective, OneStep):
         objective.follow(optimizer)
@@ -90,8 +90,10 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     defaults = {
         k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread", "every")
     }
+    shared = contestant.rule in ("kl", "prior") and task.of.many
+    prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    return own | budget | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})
+    return own | budget | prior | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:
@@ -110,17 +112,17 @@ def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) 
     for x in pair[0].split(1_000):
         with torch.no_grad():
             outputs = model(x)
-        once = outputs if task.kind == "regression" else outputs.softmax(-1)
+        once = outputs if task.of.predicts == "regression" else outputs.softmax(-1)
         parts["deterministic"].append(once[None])
         if _layers(model):
             predicted = lbdrop.predict(
-                model, x, MASKS, kind=task.predicts, class_dim=task.class_dim, progress=False, generator=generator
+                model, x, MASKS, kind=task.of.predicts, class_dim=task.of.class_dim, progress=False, generator=generator
             )
             assert predicted.samples is not None
             # Of classes only the mean counts; a regression's samples are a mixture.
-            parts["masks"].append(predicted.samples if task.kind == "regression" else predicted.mean[None])
+            parts["masks"].append(predicted.samples if task.of.predicts == "regression" else predicted.mean[None])
     parts["masks"] = parts["masks"] or parts["deterministic"]
-    found = {how: task.measures(torch.cat(each, 1), pair[1], model, unit) for how, each in parts.items()}
+    found = {how: task.of.measures(torch.cat(each, 1), pair[1], model, unit) for how, each in parts.items()}
     if not all(math.isfinite(value) for each in found.values() for value in each.values()):
         raise DropoutError(
             f"{task.name}: want finite measures, got {found}; the run has diverged, lower its learning rate"

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from experiments.rates import images, text, uci
+from experiments.rates import features, images, likes, text, uci
+from experiments.rates.kinds import KINDS, Kind
 from lbdrop.errors import DropoutError
-from lbdrop.metrics.regression import mixture_nll, rmse
-from lbdrop.predict import Kind
 
 __all__ = ["SMALL", "TASKS", "Data", "Pair", "Task", "chosen"]
 
@@ -45,7 +43,7 @@ class Task:
     """One row of the table. Adam, cosine to zero over all parameter groups, last epoch, no weight decay."""
 
     name: str
-    kind: Literal["classification", "regression", "language"]
+    kind: Literal["classification", "regression", "language", "ranking"]
     load: Callable[[Path, int], tuple[Pair, Pair, Pair, float]]
     network: Callable[[Data, float], nn.Module]
     """A plain network for these data, every dropout of it at this rate."""
@@ -59,39 +57,13 @@ class Task:
         return Data(*self.load(folder, seed))
 
     @property
-    def predicts(self) -> Kind:
-        """What :func:`lbdrop.predict` has to make of the outputs."""
-        return "regression" if self.kind == "regression" else "classification"
-
-    @property
-    def class_dim(self) -> int:
-        return 2 if self.kind == "language" else 1
+    def of(self) -> Kind:
+        """Its loss and its measures."""
+        return KINDS[self.kind]
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-        """The negative log likelihood of each example; for text, the mean over its characters."""
-        if self.kind == "regression":
-            mean, log_variance = model(x)[:, 0], getattr(model, "log_variance")  # noqa: B009
-            return 0.5 * ((y - mean) ** 2 * torch.exp(-log_variance) + log_variance + uci.LOG_TAU)
-        if self.kind == "language":
-            return F.cross_entropy(model(x).transpose(1, 2), y, reduction="none").mean(1)
-        return F.cross_entropy(model(x), y, reduction="none")
-
-    def measures(
-        self, samples: Float[Tensor, "samples batch *outputs"], y: Tensor, model: nn.Module, unit: float
-    ) -> dict[str, float]:
-        """NLL in nats, and accuracy or RMSE, of the mixture of samples: class probabilities, or means in regression."""
-        if self.kind == "regression":
-            noise = float(torch.exp(getattr(model, "log_variance").detach()))  # noqa: B009
-            means, spread = samples[..., 0] * unit, noise * unit**2
-            return {
-                "nll": float(mixture_nll(means, y * unit, spread)),
-                "rmse": float(rmse(means.mean(0), y * unit)),
-            }
-        probabilities = samples.mean(0)
-        picked = probabilities.gather(-1, y[..., None])[..., 0]
-        # The mean of a few samples may round to 0 where a class is all but excluded.
-        nll = -picked.clamp(min=torch.finfo(picked.dtype).tiny).log().mean()
-        return {"nll": float(nll), "accuracy": float((probabilities.argmax(-1) == y).float().mean())}
+        """The negative log likelihood of each example."""
+        return self.of.losses(model, x, y)
 
 
 def _fashion(size: int, kind: str) -> Task:
@@ -114,6 +86,15 @@ def _regression(name: str) -> Task:
     )  # fmt: skip
 
 
+def _likes(data_name: str, encoder: Literal["paper", "dense"]) -> Task:
+    small = data_name == "ml-1m"
+    return Task(
+        f"{data_name}-{encoder}", "ranking", partial(likes.load, data_name),
+        lambda data, rate: likes.LikesVAE(data.train[1], rate, encoder),
+        epochs=50 if small else 100, batch=100 if small else 500, lr=likes.SETTINGS[encoder].lr, starts=small,
+    )  # fmt: skip
+
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -126,6 +107,11 @@ TASKS: dict[str, Task] = {
         Task(
             "text", "language", text.load, lambda data, rate: text.Characters(text.vocabulary(), rate), epochs=30, batch=32
         ),
+        Task(
+            "cifar10-head", "classification", features.load, lambda data, rate: features.head(data.train[0], rate),
+            epochs=10, batch=100, lr=1e-4,
+        ),
+        *(_likes(name, encoder) for name in ("ml-1m", "netflix-sample") for encoder in ("paper", "dense")),
     )
 }  # fmt: skip
 SMALL = ("digits", "fashion-1000-mlp", "fashion-3000-mlp", "uci-yacht", "uci-boston", "uci-energy", "uci-concrete")
@@ -136,7 +122,5 @@ def chosen(name: str) -> list[Task]:
     names: Sequence[str] = SMALL if name == "all-small" else [each.strip() for each in name.split(",")]
     unknown = [each for each in names if each not in TASKS]
     if unknown:
-        elsewhere = ("; CIFAR-10 has its own: lbdrop reproduce cifar10, and so have the recommenders:"
-                     " lbdrop reproduce ml-1m")  # fmt: skip
-        raise DropoutError(f"task: want all-small or among {', '.join(TASKS)}, got {unknown}{elsewhere}")
+        raise DropoutError(f"task: want all-small or among {', '.join(TASKS)}, got {unknown}")
     return [TASKS[each] for each in names]

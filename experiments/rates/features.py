@@ -1,0 +1,60 @@
+"""CIFAR-10 as the convolutions of a pretrained VGG19 see it, and the head that is trained on that.
+
+No dropout comes before the head, so its inputs are computed once: the reason to train it alone on a small machine.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+from lbdrop.models.vgg import VGG
+from lbdrop.vision import cifar10
+from lbdrop.vision.batches import as_input
+
+__all__ = ["head", "load"]
+
+Pair = tuple[Tensor, Tensor]
+SIDE, POOL = 64, 2
+"""Images are enlarged to 64 × 64, of which the convolutions leave 2 × 2."""
+AT_ONCE = 500
+
+
+def load(folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
+    """Features of the official images: 5,000 train images that the seed draws validate."""
+    x, y, test_x, test_y = _features(folder)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    validation, train = order[: len(x) // 10], order[len(x) // 10 :]
+    return (x[train], y[train]), (x[validation], y[validation]), (test_x, test_y), 1.0
+
+
+@lru_cache(maxsize=1)
+def _features(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    images = cifar10.load(folder / "cifar10", download=False)
+    weights = folder / "vgg19-conv.npz"
+    if not weights.exists():
+        raise DropoutError(
+            f"VGG19: want {weights}, an .npz of its convolutions as lbdrop.models.VGG.load reads it, got no such file"
+        )
+    network = VGG(19, width=1, pool=POOL).load(weights, fresh="classifier").eval()
+    train, test = (_through(network, part) for part in (images.train, images.test))
+    return train, images.train_labels, test, images.test_labels
+
+
+@torch.no_grad()
+def _through(network: VGG, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n features"]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = network.to(device)
+    return torch.cat([network.trunk(as_input(part.to(device), SIDE)).cpu() for part in images.split(AT_ONCE)])
+
+
+def head(x: Float[Tensor, "examples features"], rate: float, width: int = 4096) -> nn.Sequential:
+    """VGG's three linear layers, with a dropout behind both hidden ones."""
+    return nn.Sequential(
+        nn.Linear(x.shape[1], width), nn.ReLU(), nn.Dropout(rate),
+        nn.Linear(width, width), nn.ReLU(), nn.Dropout(rate),
+        nn.Linear(width, 10),
+    )  # fmt: skip

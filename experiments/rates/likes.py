@@ -1,0 +1,119 @@
+"""Users' likes, MovieLens-1M and a sample of Netflix, and the two variational autoencoders whose best rates differ.
+
+A network reads what a user is known to like and predicts what else: of training users the same likes, of the others those that
+were held out. The data and the protocol are those of :mod:`experiments.collaborative`. Beside the models of
+:mod:`lbdrop.recommend` these are written as anyone would write them, with an ordinary dropout for the harness to convert.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from experiments.collaborative import samples
+from lbdrop.metrics.ranking import mean_over_users, ndcg_at_k, top_items
+from lbdrop.recommend.prepared import load_prepared
+from lbdrop.recommend.settings import METHODS
+
+__all__ = ["LikesVAE", "load", "losses", "measures", "pieces"]
+
+Pair = tuple[Tensor, Tensor]
+SETTINGS = {"paper": METHODS["vae-drop"], "dense": METHODS["sivae-lbd-dense"]}
+"""Where widths, depths and the weight of the KL come from."""
+
+
+def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
+    """The protocol's split, which no seed changes.
+
+    Targets are 0 but at likes to be predicted, where they are 1 over their mean number in the part, so that a loss is of one
+    like on average and users with many count for more, and at likes that are known and no answer, where they are −1.
+    """
+    return *_parts(name, folder), 1.0
+
+
+@lru_cache(maxsize=1)
+def _parts(name: str, folder: Path) -> tuple[Pair, Pair, Pair]:
+    split = samples.split(load_prepared(folder / "prepared" / name.removesuffix("-sample")), name)
+    rows = _liked(split.train.rows)
+    held = ((_liked(part.fold_in), _liked(part.held_out)) for part in (split.validation, split.test))
+    validation, test = ((x, _target(y).masked_fill_(x, -1.0)) for x, y in held)
+    return (rows, _target(rows)), validation, test
+
+
+def _liked(rows: csr_array) -> Bool[Tensor, "users items"]:
+    return torch.from_numpy(rows.astype(bool).toarray())
+
+
+def _target(liked: Bool[Tensor, "users items"]) -> Float[Tensor, "users items"]:
+    return liked.float() * (len(liked) / liked.sum())
+
+
+def pieces(targets: Float[Tensor, "users items"]) -> float:
+    """How many likes a user has to be predicted, on average: a loss is that of one."""
+    return 1 / float(targets.max())
+
+
+class LikesVAE(nn.Module):
+    """Mult-VAE (``"paper"``) or one with RecVAE's dense encoder, with dropout on the row.
+
+    In training the latent vector is drawn, and ``kl`` has each user's divergence from the prior, on the scale of the loss.
+    """
+
+    kl: Tensor
+
+    def __init__(self, targets: Float[Tensor, "users items"], rate: float, kind: Literal["paper", "dense"]):
+        super().__init__()
+        items, s = targets.shape[1], SETTINGS[kind]
+        self.gamma, self.beta, self.likes = s.gamma, s.beta_cap, pieces(targets)
+        self.dropout = nn.Dropout(rate)
+        self.first = nn.Linear(items, s.hidden)
+        self.hidden = Dense(s.hidden, s.layers) if kind == "dense" else nn.Tanh()
+        self.posterior = nn.Linear(s.hidden, 2 * s.latent)
+        shallow = nn.Linear(s.latent, items)
+        deep = nn.Sequential(nn.Linear(s.latent, s.hidden), nn.Tanh(), nn.Linear(s.hidden, items))
+        self.decoder = shallow if s.decoder == "linear" else deep
+
+    def forward(self, liked: Bool[Tensor, "users items"]) -> Float[Tensor, "users items"]:
+        rows = liked.float()
+        mean, log_variance = self.posterior(self.hidden(self.first(self.dropout(F.normalize(rows))))).chunk(2, -1)
+        if not self.training:
+            return self.decoder(mean)
+        # RecVAE's weight for each of the user's likes, or where Mult-VAE's ends.
+        weight = self.beta if self.gamma is None else self.gamma * rows.sum(-1)
+        self.kl = weight / self.likes * 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
+        return self.decoder(mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance))
+
+
+class Dense(nn.Module):
+    """Layers that add up all before them, each normalised, as in RecVAE; the first comes without its linear map."""
+
+    def __init__(self, width: int, layers: int):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=0.1) for _ in range(layers))
+        self.linear = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 1))
+
+    def forward(self, h: Float[Tensor, "users width"]) -> Float[Tensor, "users width"]:
+        h = before = self.norms[0](F.silu(h))
+        for linear, norm in zip(self.linear, self.norms[1:], strict=True):
+            h = norm(F.silu(linear(h) + before))
+            before = before + h
+        return h
+
+
+def losses(model: Any, x: Bool[Tensor, "users items"], y: Float[Tensor, "users items"]) -> Float[Tensor, "users"]:
+    """The multinomial negative log likelihood of each user's likes; in training, the bound."""
+    nll = -(model(x).log_softmax(-1) * y.clamp(min=0)).sum(-1)
+    return nll + model.kl if model.training else nll
+
+
+def measures(probabilities: Float[Tensor, "users items"], y: Float[Tensor, "users items"]) -> dict[str, float]:
+    """NLL of one like, and how well the ranking of what is not known yet begins with what was held out."""
+    # The mean of a few masks may round to 0 where an item is all but excluded.
+    log_p = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+    found = ndcg_at_k(top_items(probabilities, y < 0, 100), y > 0, 100)
+    return {"nll": float(-(log_p * y.clamp(min=0)).sum(-1).mean()), "ndcg@100": float(mean_over_users(found).mean)}
