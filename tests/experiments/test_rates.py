@@ -1,17 +1,11 @@
-"""Every task and every contestant at a small size, and verdicts against hand arithmetic."""
+"""Every contestant at a small size, and verdicts against hand arithmetic."""
 
-import gzip
-import io
 import json
 import math
-import shutil
-import struct
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,63 +13,22 @@ from torch import nn
 from typer.testing import CliRunner
 
 import lbdrop
-from experiments.collaborative import samples
-from experiments.rates import features, figure, images, likes, run, table, text, uci, verdicts
+from experiments.rates import figure, images, run, table, verdicts
 from experiments.rates.contestants import CONTESTANTS, GRID, Batches, Contestant, MaskPrior, chosen
 from experiments.rates.tasks import SMALL, TASKS, Data, Task
 from experiments.rates.tasks import chosen as chosen_tasks
-from lbdrop import Bound, Objective
+from lbdrop import Objective
 from lbdrop.cli import reproduce_rates
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.models.vgg import VGG
-from lbdrop.recommend.prepared import load_prepared, prepare
-from lbdrop.vision import cifar10
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of the published formats with few, generated examples."""
-    made, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    parts = {"train_x": (90, 28, 28), "train_y": (90,), "test_x": (12, 28, 28), "test_y": (12,)}
-    np.savez(made / "fashion-mnist.npz", **{  # pyright: ignore
-        name: random.integers(0, 10 if name.endswith("y") else 256, shape, dtype=np.uint8) for name, shape in parts.items()
-    })  # fmt: skip
-    with tarfile.open(made / "uci.tar", "w") as archive:
-        for name in uci.FOLDERS.values():
-            order = random.permutation(40)
-            files = {
-                "data.txt": random.normal(size=(40, 4)), "index_features.txt": np.arange(3), "index_target.txt": [3],
-                "index_train_0.txt": order[:36], "index_test_0.txt": order[36:],
-            }  # fmt: skip
-            for file, content in files.items():
-                written = io.BytesIO()
-                np.savetxt(written, content)
-                entry = tarfile.TarInfo(f"UCI_Datasets/{name}/data/{file}")
-                entry.size = written.tell()
-                written.seek(0)
-                archive.addfile(entry, written)
-    likes_of(made)
-    return made
-
-
-def likes_of(folder: Path) -> None:
-    """MovieLens-1M and Netflix, prepared, of 60 users with 9 likes each."""
-    random, source = np.random.default_rng(0), folder / "official"
-    source.mkdir()
-    rows = [f"{user}::{1 + item}::5::{user}" for user in range(1, 61) for item in random.choice(20, 9, replace=False)]
-    (source / "ratings.dat").write_text("\n".join(rows) + "\n")
-    (source / "movies.dat").write_text("".join(f"{i}::Film {i} (1999)::Drama\n" for i in range(1, 21)))
-    prepare("ml-1m", source, folder / "prepared", allow_partial=True, held_out_users=10)
-    shutil.copytree(folder / "prepared" / "ml-1m", folder / "prepared" / "netflix")
 
 
 def tiny_task() -> Task:
     """Two Gaussian clouds, 24 to train on; the whole path of a run in a few milliseconds."""
 
-    def load(folder: Path, seed: int) -> Any:
+    def load(small_data: Path, seed: int) -> Any:
         g = torch.Generator().manual_seed(seed)
         x, y = torch.randn(48, 5, generator=g), torch.arange(48) % 2
         x = x + y[:, None]
@@ -87,194 +40,13 @@ def tiny_task() -> Task:
     return Task("tiny", "classification", load, network, epochs=2, batch=8, starts=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- tasks
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_loads_builds_and_takes_a_step(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "SIZES", (4, 4, 4))
-    monkeypatch.setattr(samples, "SAMPLES", {"netflix-sample": samples.Sample(40, 10)})
-    classes = torch.arange(40) % 10
-    monkeypatch.setattr(
-        features, "_features", lambda folder: (torch.rand(40, 8), classes, torch.rand(20, 8), classes[:20])
-    )
-    task = TASKS[name]
-    data = task.data(folder, 0)
-    model = CONTESTANTS["tuned-layer"].model(task, data)
-    objective = CONTESTANTS["tuned-layer"].objective(
-        model, replace(task, batch=4), data, 100, torch.Generator().manual_seed(0)
-    )
-    before = [p.clone() for p in model.parameters()]
-    optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.01, lr=task.lr))
-    for _ in range(2):
-        loss = objective(task.losses, *(part[:4] for part in data.train))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert math.isfinite(float(loss.detach()))
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert len(learned_layers(model)) >= (1 if task.kind == "ranking" else 2)
-    losses = task.losses(model, *(part[:4] for part in data.train))
-    assert losses.shape == (4,)
-
-
-@pytest.mark.parametrize("name", ["digits", "fashion-1000-mlp", "uci-yacht", "text"])
-def test_parts_share_no_example_and_the_seed_decides(name: str, folder: Path) -> None:
-    task = TASKS[name]
-    data = task.data(folder, 0)
-    again = task.data(folder, 0)
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(data[:3], again[:3], strict=True))
-    if name.startswith("digits"):
-        assert [len(part[0]) for part in data[:3]] == [600, 200, 997]
-        assert not torch.equal(data.train[0], task.data(folder, 1).train[0])
-    if name == "uci-yacht":  # 36 rows to train on, a fifth of them validate
-        assert [len(part[0]) for part in data[:3]] == [29, 7, 4]
-        torch.testing.assert_close(data.train[0].mean(0), torch.zeros(3), atol=1e-5, rtol=0)
-        torch.testing.assert_close(data.train[1].std(correction=0), torch.tensor(1.0))
-    if name == "text":  # a target is the next input
-        assert torch.equal(data.train[0][:, 1:], data.train[1][:, :-1])
-
-
-def test_no_character_sees_those_after_it() -> None:
-    model = text.Characters(20, 0.1).eval()
-    x = torch.randint(0, 20, (2, text.CONTEXT))
-    later = x.clone()
-    later[:, 30:] = 0
-    torch.testing.assert_close(model(x)[:, :30], model(later)[:, :30], rtol=1e-4, atol=1e-5)
-
-
-def test_official_files_read_like_the_packed_ones(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "fashion-mnist").mkdir()
-    with np.load(folder / "fashion-mnist.npz") as packed:
-        for name, file in images.IDX.items():
-            array = packed[name]
-            head = struct.pack(f">I{array.ndim}I", 0x0800 | array.ndim, *array.shape)
-            (tmp_path / "fashion-mnist" / file).write_bytes(gzip.compress(head + array.tobytes()))
-    ours, theirs = (images.fashion(30, each, 0) for each in (tmp_path, folder))
-    assert all(torch.equal(a, b) for x, y in zip(ours[:3], theirs[:3], strict=True) for a, b in zip(x, y, strict=True))
-
-
-@pytest.mark.parametrize("name", ["fashion-1000-mlp", "uci-yacht"])
-def test_missing_data_say_where_to_get_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "PLACES", images.PLACES[:1])  # this machine may have Debian's package
-    with pytest.raises(DropoutError, match="github.com"):
-        TASKS[name].data(tmp_path, 0)
-
-
-def test_regression_measures_are_in_the_datas_own_units() -> None:
-    model = uci.Regressor(3, 4, 0.1)
-    nn.init.constant_(model.log_variance, math.log(0.25))
-    task = TASKS["uci-yacht"]
-    found = task.of.measures(torch.zeros(1, 2, 1), torch.tensor([1.0, -1.0]), model, unit=10.0)
-    assert found["rmse"] == pytest.approx(10.0)
-    assert found["nll"] == pytest.approx(0.5 * (math.log(2 * math.pi * 25) + 4))
-    x, y = torch.randn(6, 3), torch.randn(6)
-    model.eval()
-    deterministic = task.of.measures(model(x)[None].detach(), y, model, unit=1.0)["nll"]
-    assert deterministic == pytest.approx(float(task.losses(model, x, y).mean().detach()), rel=1e-5)
-
-
-def test_likes_are_split_by_the_protocol_and_known_ones_are_no_answer(folder: Path) -> None:
-    (rows, wanted), *held = TASKS["ml-1m-paper"].data(folder, 0)[:3]
-    assert torch.equal(wanted > 0, rows)
-    assert (len(rows), likes.pieces(wanted)) == (40, pytest.approx(9.0))
-    split = samples.split(load_prepared(folder / "prepared" / "ml-1m"), "ml-1m")
-    for (x, y), part in zip(held, (split.validation, split.test), strict=True):
-        assert np.array_equal(x.numpy(), part.fold_in.toarray() > 0)
-        assert np.array_equal(y.numpy() > 0, part.held_out.toarray() > 0)
-        assert torch.equal(y < 0, x)
-        assert float(y.clamp(min=0).sum(1).mean()) == pytest.approx(1.0)
-
-
-def test_likes_are_measured_by_hand() -> None:
-    # Two users, two likes held out in all; what is known is neither counted nor ranked.
-    y = torch.tensor([[-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0]])
-    p = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.3, 0.1, 0.4, 0.2]])
-    found = TASKS["ml-1m-paper"].of.measures(p.expand(3, 2, 4), y, nn.Identity(), 1.0)
-    assert found["nll"] == pytest.approx(-(math.log(0.3) + math.log(0.2)) / 2)
-    assert found["ndcg@100"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
-
-
-@pytest.mark.parametrize("name", ["ml-1m-paper", "ml-1m-dense"])
-def test_a_users_bound_has_its_kl_in_training_alone(name: str, folder: Path) -> None:
-    task = TASKS[name]
-    data = task.data(folder, 0)
-    torch.manual_seed(0)
-    model, (x, y) = task.network(data, 0.5), (part[:5] for part in data.train)
-    assert isinstance(model, likes.LikesVAE)
-    loss = task.losses(model, x, y)
-    with torch.no_grad():
-        mean, log_variance = model.posterior(model.hidden(model.first(F.normalize(x.float())))).chunk(2, -1)
-    posterior = torch.distributions.Normal(mean, (log_variance / 2).exp())
-    weight = 0.2 if name == "ml-1m-paper" else 0.005 * 9
-    model.dropout.p = 0.0
-    _ = task.losses(model, x, y)
-    expected = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(torch.zeros_like(mean), 1.0))
-    torch.testing.assert_close(model.kl, weight / 9 * expected.sum(-1))
-    at_test = -(model.eval()(x).log_softmax(-1) * y).sum(-1)
-    torch.testing.assert_close(task.losses(model, x, y), at_test)
-    assert not torch.allclose(loss, at_test)
-
-
-def test_the_dense_encoder_adds_up_all_layers_before() -> None:
-    torch.manual_seed(0)
-    dense, h = likes.Dense(4, 3), torch.randn(2, 4)
-    first = dense.norms[0](F.silu(h))
-    second = dense.norms[1](F.silu(dense.linear[0](first) + first))
-    third = dense.norms[2](F.silu(dense.linear[1](second) + first + second))
-    torch.testing.assert_close(dense(h), third)
-
-
-def test_what_the_head_reads_is_what_vgg_makes_of_enlarged_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    official = cifar10.Images(
-        torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 10,
-        torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.arange(4),
-    )  # fmt: skip
-    monkeypatch.setattr(cifar10, "load", lambda path, download: official)
-    with pytest.raises(DropoutError, match="want .*vgg19-conv.npz"):
-        features.load(tmp_path, 0)
-    network = VGG(19, width=1, pool=2)
-    names = [f"conv{block}_{i}" for block, n in enumerate((2, 2, 4, 4, 4), 1) for i in range(1, n + 1)]
-    convolutions = [m for m in network.features if isinstance(m, nn.Conv2d)]
-    parts = {"pre": network.pre, **dict(zip(names, convolutions, strict=True))}
-    arrays = {
-        f"{name}.{part}": getattr(m, part).detach().numpy() for name, m in parts.items() for part in ("weight", "bias")
-    }
-    np.savez(tmp_path / "vgg19-conv.npz", **arrays)  # pyright: ignore
-    train, validation, test, _ = features.load(tmp_path, 0)
-    assert [len(each[0]) for each in (train, validation, test)] == [18, 2, 4]
-    enlarged = F.interpolate(official.test.float() / 255, (64, 64), mode="bilinear")
-    torch.testing.assert_close(test[0], network.trunk(enlarged).detach(), rtol=1e-3, atol=1e-4)
-    assert test[0].shape == (4, 2048)
-    torch.testing.assert_close(torch.cat([train[1], validation[1]]).bincount(), torch.full((10,), 2))
-
-
-def test_a_prior_is_shared_by_all_observations_of_an_example() -> None:
-    task = TASKS["text"]
-    model = CONTESTANTS["kl-layer"].model(task, task.data(Path(), 0))
-    objective = CONTESTANTS["kl-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
-    assert isinstance(objective, Objective)
-    assert isinstance(objective.rule, Bound)
-    assert objective.rule.weight / objective.rule.examples == pytest.approx(1 / (text.SIZES[0] * text.CONTEXT))
-    prior = CONTESTANTS["prior-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
-    assert isinstance(prior, Objective)
-    assert isinstance(prior.rule, MaskPrior)
-    assert prior.rule.weight == 1 / text.CONTEXT
-    said = [run.settings(task, CONTESTANTS[name]).get("prior") for name in ("kl-layer", "concrete", "loss-layer")]
-    assert said == [said[0], said[0], None]
-    assert said[0] is not None
-    assert "prior" not in run.settings(TASKS["digits"], CONTESTANTS["kl-layer"])
-
-
 # --------------------------------------------------------------------------------------------------------- contestants
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
-def test_every_contestant_runs_and_gives_a_complete_record(name: str, folder: Path) -> None:
+def test_every_contestant_runs_and_gives_a_complete_record(name: str, small_data: Path) -> None:
     contestant = CONTESTANTS[name]
-    record = run.run(tiny_task(), contestant, 0, folder=folder, epochs=30)  # enough for rates that look first
+    record = run.run(tiny_task(), contestant, 0, folder=small_data, epochs=30)  # enough for rates that look first
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     for part in ("validation", "test"):
         assert set(record[part]) == {"deterministic", "masks"}
