@@ -84,7 +84,8 @@ class Contestant:
             held_out = Batches(data.validation, task.batch, generator)
             if self.rule == "one-step":
                 return OneStep(model, held_out)
-            rule = SelfTuning(model, held_out, steps=steps, examples=examples, start=self.start)
+            back = examples if task.of.gives_back else None
+            rule = SelfTuning(model, held_out, steps=steps, examples=back, start=self.start)
             return Objective(model, rule)
         weight = float(self.rule == "kl") / pieces
         rule: Any = MaskPrior(1 / pieces) if self.rule == "prior" else Bound(model, examples, weight=weight)

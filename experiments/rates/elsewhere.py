@@ -66,7 +66,7 @@ def _recommender(data: str, encoder: str, grid: Sequence[str], learned: Sequence
         return rate if record["method"] in grid and record["dataset"] == data else None
 
     return Family(
-        f"{data}-{encoder}", "collaborative", f"{data}-*.json", "ndcg@100", 1,
+        f"recommender-{data}-{encoder}", "collaborative", f"{data}-*.json", "ndcg@100", 1,
         lambda r, part: r[part]["mean"]["ndcg@100"],
         fixed,
         lambda r: r["label"] if r["method"] in learned and r["dataset"] == data else None,

@@ -22,6 +22,8 @@ class Kind:
     class_dim = 1
     many = False
     """Whether an example has several observations, of which its loss is the mean."""
+    gives_back = True
+    """Whether held-out examples can be trained on: those of another form than training's teach another task."""
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
         """The negative log likelihood of each example."""
@@ -72,9 +74,9 @@ class Regression(Kind):
 
 
 class Ranking(Kind):
-    """Likes of a user: a multinomial over the catalogue."""
+    """Likes of a user: a multinomial over the catalogue. In training a row predicts itself, held out one part the other."""
 
-    many = True
+    many, gives_back = True, False
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
         return likes.losses(model, x, y)

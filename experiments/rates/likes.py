@@ -30,8 +30,8 @@ SETTINGS = {"paper": METHODS["vae-drop"], "dense": METHODS["sivae-lbd-dense"]}
 def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
     """The protocol's split, which no seed changes.
 
-    Targets are 0 but at likes to be predicted, where they are 1 over their mean number in the part, so that a loss is of one
-    like on average and users with many count for more, and at likes that are known and no answer, where they are −1.
+    Targets are 0 but at likes to be predicted, where they are 1 over the user's number of them, so that every user's loss is
+    that of one like, and at likes that are known and no answer, where they are −1.
     """
     return *_parts(name, folder), 1.0
 
@@ -50,12 +50,12 @@ def _liked(rows: csr_array) -> Bool[Tensor, "users items"]:
 
 
 def _target(liked: Bool[Tensor, "users items"]) -> Float[Tensor, "users items"]:
-    return liked.float() * (len(liked) / liked.sum())
+    return liked / liked.sum(1, keepdim=True).clamp(min=1)
 
 
 def pieces(targets: Float[Tensor, "users items"]) -> float:
     """How many likes a user has to be predicted, on average: a loss is that of one."""
-    return 1 / float(targets.max())
+    return float((targets > 0).sum() / len(targets))
 
 
 class LikesVAE(nn.Module):
@@ -69,7 +69,7 @@ class LikesVAE(nn.Module):
     def __init__(self, targets: Float[Tensor, "users items"], rate: float, kind: Literal["paper", "dense"]):
         super().__init__()
         items, s = targets.shape[1], SETTINGS[kind]
-        self.gamma, self.beta, self.likes = s.gamma, s.beta_cap, pieces(targets)
+        self.gamma, self.beta = s.gamma, s.beta_cap
         self.dropout = nn.Dropout(rate)
         self.first = nn.Linear(items, s.hidden)
         self.hidden = Dense(s.hidden, s.layers) if kind == "dense" else nn.Tanh()
@@ -83,9 +83,9 @@ class LikesVAE(nn.Module):
         mean, log_variance = self.posterior(self.hidden(self.first(self.dropout(F.normalize(rows))))).chunk(2, -1)
         if not self.training:
             return self.decoder(mean)
-        # RecVAE's weight for each of the user's likes, or where Mult-VAE's ends.
-        weight = self.beta if self.gamma is None else self.gamma * rows.sum(-1)
-        self.kl = weight / self.likes * 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
+        # Of one like: RecVAE's weight, or where Mult-VAE's ends, which is a user's.
+        weight = self.beta / rows.sum(-1) if self.gamma is None else self.gamma
+        self.kl = weight * 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
         return self.decoder(mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance))
 
 
@@ -106,14 +106,15 @@ class Dense(nn.Module):
 
 
 def losses(model: Any, x: Bool[Tensor, "users items"], y: Float[Tensor, "users items"]) -> Float[Tensor, "users"]:
-    """The multinomial negative log likelihood of each user's likes; in training, the bound."""
+    """The multinomial negative log likelihood of a user's likes, by their number; in training, the bound."""
     nll = -(model(x).log_softmax(-1) * y.clamp(min=0)).sum(-1)
     return nll + model.kl if model.training else nll
 
 
 def measures(probabilities: Float[Tensor, "users items"], y: Float[Tensor, "users items"]) -> dict[str, float]:
-    """NLL of one like, and how well the ranking of what is not known yet begins with what was held out."""
+    """NLL of one like, averaged over users, and how well the ranking of what is not known begins with what was held out."""
     # The mean of a few masks may round to 0 where an item is all but excluded.
     log_p = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
     found = ndcg_at_k(top_items(probabilities, y < 0, 100), y > 0, 100)
-    return {"nll": float(-(log_p * y.clamp(min=0)).sum(-1).mean()), "ndcg@100": float(mean_over_users(found).mean)}
+    of_users = -(log_p * y.clamp(min=0)).sum(-1)[(y > 0).any(-1)]
+    return {"nll": float(of_users.mean()), "ndcg@100": float(mean_over_users(found).mean)}

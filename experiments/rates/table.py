@@ -40,7 +40,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "contestants": {},
     }
     baseline = {how: chosen(by, seeds, how) for how in HOW}
-    one_run = _mean(by[name][seed]["seconds"]["cpu"] for name in FIXED if name != "none" for seed in seeds)
+    one_run = [by[name][seed] for name in FIXED if name != "none" for seed in seeds]
     for how in HOW:
         if not seeds:
             break
@@ -66,8 +66,9 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     for name in [name for name, who in CONTESTANTS.items() if name in by and not who.retrained]:
         found["contestants"][name] = _contestant(by, name, seeds, baseline, one_run, found["oracle"])
     if seeds:
-        whole = sum(_mean(by[name][seed]["seconds"]["cpu"] for seed in seeds) for name in FIXED)
-        found["cost"] = {"fixed_run_cpu_seconds": one_run, "grid_runs": len(FIXED), "grid_cpu_seconds": whole}
+        whole = sum(_mean(_seconds(by[name][seed]) for seed in seeds) for name in FIXED)
+        one = _mean(map(_seconds, one_run))
+        found["cost"] = {"fixed_run_seconds": one, "grid_runs": len(FIXED), "grid_seconds": whole}
     found["starts"] = _starts(by)
     return found
 
@@ -101,7 +102,12 @@ def _retrained(by: By, picked: Mapping[int, Record]) -> dict[int, Record]:
 
 
 def _contestant(
-    by: By, name: str, seeds: Sequence[int], baseline: Mapping[str, Mapping[int, Record]], one_run: float, oracle: Any
+    by: By,
+    name: str,
+    seeds: Sequence[int],
+    baseline: Mapping[str, Mapping[int, Record]],
+    one_run: Sequence[Record],
+    oracle: Any,
 ) -> dict[str, Any]:
     runs = by[name]
     common = [seed for seed in seeds if seed in runs]
@@ -112,8 +118,10 @@ def _contestant(
             found |= spread(f"{measure} {how}", [run["test"][how][measure] for run in some])
     layers = list(some[0]["rates"])
     found["rates"] = {layer: _mean(run["rates"][layer]["mean"] for run in some) for layer in layers}
-    found["cpu_seconds"] = _mean(run["seconds"]["cpu"] for run in some)
-    found["cost_in_fixed_runs"] = found["cpu_seconds"] / one_run if one_run else None
+    found["seconds"] = _mean(map(_seconds, some))
+    # A CPU's time beside a GPU's says nothing.
+    alike = len({_on_gpu(run) for run in (*some, *one_run)}) == 1 and bool(one_run)
+    found["cost_in_fixed_runs"] = found["seconds"] / _mean(map(_seconds, one_run)) if alike else None
     if common:
         found["against_grid"] = {
             how: paired(
@@ -155,6 +163,15 @@ def _measures(records: Sequence[Record]) -> list[str]:
     return list(records[0]["test"]["deterministic"])
 
 
+def _on_gpu(record: Record) -> bool:
+    return not record["provenance"]["hardware"].endswith("threads")
+
+
+def _seconds(record: Record) -> float:
+    """Of the processor that did the work, which on a CPU others may have shared."""
+    return record["seconds"]["train" if _on_gpu(record) else "cpu"]
+
+
 def _rate(record: Record) -> float:
     return float(record["settings"]["start"]) if record["settings"]["scheme"] else 0.0
 
@@ -188,7 +205,7 @@ def save(folder: Path) -> list[Path]:
 
 def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
     yield "Test NLL, mean ± standard error over seeds. Δ: against the fixed rate that validation chooses, paired over seeds;"
-    yield f"better or worse where a two-sided t-test has p < {LEVEL:g}, from {LEAST} seeds on. Cost: CPU time in fixed runs."
+    yield f"better or worse where a two-sided t-test has p < {LEVEL:g}, from {LEAST} seeds on. Cost: time in fixed runs."
     for name, found in whole.items():
         other = found["measures"][1]
         yield f"\n## {name}\n"

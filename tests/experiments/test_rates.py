@@ -143,6 +143,7 @@ def made_record(contestant: Contestant, seed: int, validation: float, test: floa
         "settings": run.settings(tiny_task(), contestant), "validation": both(validation), "test": both(test),
         "rates": layers, "history": [{"epoch": e, "rates": {k: v["mean"] for k, v in layers.items()}} for e in (0, 1)],
         "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule == "self-tuning" else 2.0},
+        "provenance": {"hardware": "a processor, 1 threads"},
     }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
     assert not tuned["collapsed"]
     assert loss["against_grid"]["masks"]["verdict"] == "worse"
     assert loss["collapsed"]
-    assert found["cost"]["grid_cpu_seconds"] == 14.0
+    assert found["cost"]["grid_seconds"] == 14.0
 
 
 def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_it() -> None:
@@ -185,6 +186,13 @@ def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_i
     assert found["retrained"]["masks"]["tuned-layer"]["verdict"] == "worse"  # .40 .41 .42
     assert found["contestants"]["tuned-layer"]["against_grid"]["masks"]["verdict"] == "better"
     assert not [name for name in found["contestants"] if name.endswith("retrained")]
+
+
+def test_times_of_a_gpu_are_compared_with_a_gpus() -> None:
+    records = [r | {"provenance": {"hardware": "NVIDIA H200"}} for r in made_records()]
+    assert table.summary(records)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] == 1.0  # by the clock
+    mixed = [r if r["contestant"] == "tuned-layer" else old for r, old in zip(records, made_records(), strict=True)]
+    assert table.summary(mixed)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] is None
 
 
 def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:

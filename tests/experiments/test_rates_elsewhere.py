@@ -39,8 +39,8 @@ def experiments(tmp_path: Path) -> Path:
 
 def test_the_grid_is_chosen_on_validation_seed_by_seed_and_more_ndcg_is_better(experiments: Path) -> None:
     found = elsewhere.summarise(experiments)
-    assert set(found) == {"ml-1m-dense"}
-    dense = found["ml-1m-dense"]
+    assert set(found) == {"recommender-ml-1m-dense"}
+    dense = found["recommender-ml-1m-dense"]
     assert dense["chosen"]["rates"] == [0.5, 0.5, 0.1]
     assert dense["chosen"]["test"] == pytest.approx((0.41 + 0.41 + 0.43) / 3)
     learned = dense["contestants"]["SIVAE-LBD-DENSE"]
@@ -56,7 +56,7 @@ def test_runs_of_another_length_and_seeds_without_a_whole_grid_do_not_count(expe
     recommender(experiments, "vae-dense-drop", 0, 0.5, (0.9, 0.9), epochs=100)
     recommender(experiments, "sivae-lbd-dense", 5, None, (0.9, 0.9), epochs=100)
     recommender(experiments, "vae-dense-drop", 3, 0.1, (0.9, 0.9))  # a seed without .5
-    dense = elsewhere.summarise(experiments)["ml-1m-dense"]
+    dense = elsewhere.summarise(experiments)["recommender-ml-1m-dense"]
     assert (dense["epochs"], dense["seeds"]) == (50, [0, 1, 2])
     assert dense["contestants"]["SIVAE-LBD-DENSE"]["runs"] == 3
 
@@ -73,8 +73,8 @@ def test_a_sample_is_not_taken_for_the_whole(tmp_path: Path) -> None:
         recommender(tmp_path, "sivae-lbd-dense", 0, None, (level, level), dataset=dataset)
     found = elsewhere.summarise(tmp_path)
     assert {name: each["chosen"]["test"] for name, each in found.items()} == {
-        "netflix-dense": pytest.approx(0.3),
-        "netflix-sample-dense": pytest.approx(0.2),
+        "recommender-netflix-dense": pytest.approx(0.3),
+        "recommender-netflix-sample-dense": pytest.approx(0.2),
     }
 
 

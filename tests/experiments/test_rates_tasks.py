@@ -17,7 +17,7 @@ from experiments.collaborative import samples
 from experiments.rates import features, images, likes, run, text, uci
 from experiments.rates.contestants import CONTESTANTS, MaskPrior
 from experiments.rates.tasks import TASKS
-from lbdrop import Bound, Objective
+from lbdrop import Bound, Objective, SelfTuning
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.models.vgg import VGG
@@ -118,14 +118,14 @@ def test_likes_are_split_by_the_protocol_and_known_ones_are_no_answer(small_data
         assert np.array_equal(x.numpy(), part.fold_in.toarray() > 0)
         assert np.array_equal(y.numpy() > 0, part.held_out.toarray() > 0)
         assert torch.equal(y < 0, x)
-        assert float(y.clamp(min=0).sum(1).mean()) == pytest.approx(1.0)
+        torch.testing.assert_close(y.clamp(min=0).sum(1), torch.ones(len(y)))
 
 
 def test_likes_are_measured_by_hand() -> None:
-    # Two users, two likes held out in all; what is known is neither counted nor ranked.
-    y = torch.tensor([[-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0]])
-    p = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.3, 0.1, 0.4, 0.2]])
-    found = TASKS["ml-1m-paper"].of.measures(p.expand(3, 2, 4), y, nn.Identity(), 1.0)
+    # Two users with one like held out, and one without; what is known is neither counted nor ranked.
+    y = torch.tensor([[-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0], [-1.0, 0.0, 0.0, 0.0]])
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.3, 0.1, 0.4, 0.2], [0.3, 0.1, 0.4, 0.2]])
+    found = TASKS["ml-1m-paper"].of.measures(p.expand(3, 3, 4), y, nn.Identity(), 1.0)
     assert found["nll"] == pytest.approx(-(math.log(0.3) + math.log(0.2)) / 2)
     assert found["ndcg@100"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
 
@@ -141,14 +141,25 @@ def test_a_users_bound_has_its_kl_in_training_alone(name: str, small_data: Path)
     with torch.no_grad():
         mean, log_variance = model.posterior(model.hidden(model.first(F.normalize(x.float())))).chunk(2, -1)
     posterior = torch.distributions.Normal(mean, (log_variance / 2).exp())
-    weight = 0.2 if name == "ml-1m-paper" else 0.005 * 9
+    weight = 0.2 / 9 if name == "ml-1m-paper" else 0.005
     model.dropout.p = 0.0
     _ = task.losses(model, x, y)
     expected = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(torch.zeros_like(mean), 1.0))
-    torch.testing.assert_close(model.kl, weight / 9 * expected.sum(-1))
+    torch.testing.assert_close(model.kl, weight * expected.sum(-1))
     at_test = -(model.eval()(x).log_softmax(-1) * y).sum(-1)
     torch.testing.assert_close(task.losses(model, x, y), at_test)
     assert not torch.allclose(loss, at_test)
+
+
+def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) -> None:
+    for name, back in (("ml-1m-paper", None), ("digits", 600)):
+        task = TASKS[name]
+        data = task.data(small_data, 0)
+        model = CONTESTANTS["tuned-layer"].model(task, data)
+        objective = CONTESTANTS["tuned-layer"].objective(model, task, data, 100, torch.Generator())
+        assert isinstance(objective, Objective)
+        assert isinstance(objective.rule, SelfTuning)
+        assert objective.rule.examples == back
 
 
 def test_the_dense_encoder_adds_up_all_layers_before() -> None:
