@@ -142,15 +142,18 @@ def grid_png(summary: Json) -> bytes | None:
     shown = [(name, encoder, grid, data["rows"]) for name, data in sets for encoder, grid in data["grids"].items()]
     if not shown:
         return None
-    drawing = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
+    columns = min(len(shown), 2)  # encoders beside each other, data sets below
+    lines = -(-len(shown) // columns)
+    drawing = Figure(figsize=(5.2 * columns, 4.2 * lines), layout="constrained")
+    panels = drawing.subplots(lines, columns, squeeze=False).flatten()
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
 
     def points(panel: Any, found: Sequence[Json], **style: Any) -> None:
         xs, ys, errors = ([p[part] or 0 for p in found] for part in ("x", "y", "se"))
         panel.errorbar(xs, ys, errors, linewidth=1.4, **style)
 
-    for panel, (name, encoder, found, rows) in zip(
-        drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
-    ):
+    for panel, (name, encoder, found, rows) in zip(panels, shown, strict=False):
         fixed = [{"x": point["rate"], **_measure(rows[point["key"]])} for point in found["points"]]
         points(panel, fixed, color=FAMILIES["mc"][0], marker="o", markersize=4, label="fixed rates")
         for point, mark in zip(learned_points(encoder, rows), "Ds^vP", strict=False):
