@@ -70,7 +70,8 @@ class Bound:
         examples: how many examples the training set has, the paper's N.
         s: standard deviation of the Gaussian prior on the weights that a dropped unit feeds.
         prior_keep: keep rate of the Bernoulli prior, for dropouts that feed no weights that are known.
-        weight: multiplies the KL; 1 is the bound itself, 0 the training loss alone.
+        weight: multiplies the KL; 1 is the bound itself, 0 the training loss alone. Where an example's loss is a mean over
+            tokens or pixels, the bound's is one over their number.
     """
 
     def __init__(self, model: nn.Module, examples: int, s: float = 1.0, prior_keep: float = 0.5, weight: float = 1.0):

@@ -7,7 +7,7 @@ examples that the grid is chosen on; self-tuning then trains on them too, as a f
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -87,8 +87,9 @@ class Contestant:
             back = examples if task.of.gives_back else None
             rule = SelfTuning(model, held_out, steps=steps, examples=back, start=self.start)
             return Objective(model, rule)
-        weight = float(self.rule == "kl") / pieces
-        rule: Any = MaskPrior(1 / pieces) if self.rule == "prior" else Bound(model, examples, weight=weight)
+        if self.rule == "prior":
+            return Objective(model, MaskPrior(task.of.masks_that_matter(data.train[1])), estimator=self.estimator)
+        rule = Bound(model, examples, weight=float(self.rule == "kl") / pieces)
         return Objective(model, rule, estimator=self.estimator)
 
 
@@ -99,7 +100,7 @@ class MaskPrior:
     of examples: the more units a layer has, the closer it is held to one half.
 
     Args:
-        weight: what the KL counts for where the loss of an example is a share of its negative log likelihood.
+        weight: the share of a layer's masks that an observation has.
     """
 
     def __init__(self, weight: float = 1.0):
@@ -162,15 +163,24 @@ CONTESTANTS: dict[str, Contestant] = {each.name: each for each in _all()}
 
 
 def chosen(name: str, task: Task) -> list[Contestant]:
-    """A contestant, several with commas, ``grid`` for the fixed rates, or ``all`` of those that need no other's result."""
+    """A contestant, several with commas, ``grid`` for the fixed rates, ``rules`` for all rules but self-tuning, or ``all``
+    of those that need no other's result."""
     if name == "all":
         return [e for e in CONTESTANTS.values() if not e.retrained and (task.starts or not e.only_with_starts)]
     found = []
     for each in (part.strip() for part in name.split(",")):
         if each == "grid":
             found += [one for one in CONTESTANTS.values() if one.in_grid]
+        elif each == "rules":
+            found += [one for one in CONTESTANTS.values() if one.scheme == "learned" and one.rule != "self-tuning"]
         elif each in CONTESTANTS:
+            if CONTESTANTS[each].retrained and not task.of.gives_back:
+                raise DropoutError(
+                    f"contestant: {task.name} has held-out data of another form than training's, got {each!r}"
+                )
             found.append(CONTESTANTS[each])
         else:
-            raise DropoutError(f"contestant: want all, grid, retrained or among {', '.join(CONTESTANTS)}, got {each!r}")
+            raise DropoutError(
+                f"contestant: want all, grid, rules, retrained or among {', '.join(CONTESTANTS)}, got {each!r}"
+            )
     return found

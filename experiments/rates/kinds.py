@@ -26,11 +26,15 @@ class Kind:
     """Whether held-out examples can be trained on: those of another form than training's teach another task."""
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-        """The negative log likelihood of each example."""
+        """Of each example: its negative log likelihood, by the number of its observations."""
         return F.cross_entropy(model(x), y, reduction="none")
 
     def pieces(self, y: Tensor) -> float:
-        """How many observations an example has; a prior is shared by all of them."""
+        """How many observations an example has; a prior on weights is shared by all of them."""
+        return 1.0
+
+    def masks_that_matter(self, y: Tensor) -> float:
+        """Of a layer's masks, the share that an observation has: all, as a character has its own at every unit."""
         return 1.0
 
     def measures(
@@ -83,6 +87,10 @@ class Ranking(Kind):
 
     def pieces(self, y: Tensor) -> float:
         return likes.pieces(y)
+
+    def masks_that_matter(self, y: Tensor) -> float:
+        """A mask of the row matters at a like alone, and each like has its own."""
+        return 1 / y.shape[1]
 
     def measures(
         self, samples: Float[Tensor, "samples batch *outputs"], y: Tensor, model: nn.Module, unit: float

@@ -61,10 +61,8 @@ def pieces(targets: Float[Tensor, "users items"]) -> float:
 class LikesVAE(nn.Module):
     """Mult-VAE (``"paper"``) or one with RecVAE's dense encoder, with dropout on the row.
 
-    In training the latent vector is drawn, and ``kl`` has each user's divergence from the prior, on the scale of the loss.
+    In training the latent vector is drawn, and each user's divergence from the prior comes with the logits.
     """
-
-    kl: Tensor
 
     def __init__(self, targets: Float[Tensor, "users items"], rate: float, kind: Literal["paper", "dense"]):
         super().__init__()
@@ -78,15 +76,15 @@ class LikesVAE(nn.Module):
         deep = nn.Sequential(nn.Linear(s.latent, s.hidden), nn.Tanh(), nn.Linear(s.hidden, items))
         self.decoder = shallow if s.decoder == "linear" else deep
 
-    def forward(self, liked: Bool[Tensor, "users items"]) -> Float[Tensor, "users items"]:
+    def forward(self, liked: Bool[Tensor, "users items"]) -> Tensor | tuple[Tensor, Tensor]:
         rows = liked.float()
         mean, log_variance = self.posterior(self.hidden(self.first(self.dropout(F.normalize(rows))))).chunk(2, -1)
         if not self.training:
             return self.decoder(mean)
         # Of one like: RecVAE's weight, or where Mult-VAE's ends, which is a user's.
-        weight = self.beta / rows.sum(-1) if self.gamma is None else self.gamma
-        self.kl = weight * 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
-        return self.decoder(mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance))
+        weight = self.beta / rows.sum(-1).clamp(min=1) if self.gamma is None else self.gamma
+        kl = weight * 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
+        return self.decoder(mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)), kl
 
 
 class Dense(nn.Module):
@@ -107,8 +105,8 @@ class Dense(nn.Module):
 
 def losses(model: Any, x: Bool[Tensor, "users items"], y: Float[Tensor, "users items"]) -> Float[Tensor, "users"]:
     """The multinomial negative log likelihood of a user's likes, by their number; in training, the bound."""
-    nll = -(model(x).log_softmax(-1) * y.clamp(min=0)).sum(-1)
-    return nll + model.kl if model.training else nll
+    logits, kl = model(x) if model.training else (model(x), 0.0)
+    return kl - (logits.log_softmax(-1) * y.clamp(min=0)).sum(-1)
 
 
 def measures(probabilities: Float[Tensor, "users items"], y: Float[Tensor, "users items"]) -> dict[str, float]:

@@ -90,7 +90,7 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     defaults = {
         k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread", "every")
     }
-    shared = contestant.rule in ("kl", "prior") and task.of.many
+    shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
     return own | budget | prior | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})

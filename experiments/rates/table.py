@@ -67,7 +67,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         found["contestants"][name] = _contestant(by, name, seeds, baseline, one_run, found["oracle"])
     if seeds:
         whole = sum(_mean(_seconds(by[name][seed]) for seed in seeds) for name in FIXED)
-        one = _mean(map(_seconds, one_run))
+        one = _mean(map(_seconds, one_run))  # of one kind of processor: a grid is run as a whole
         found["cost"] = {"fixed_run_seconds": one, "grid_runs": len(FIXED), "grid_seconds": whole}
     found["starts"] = _starts(by)
     return found

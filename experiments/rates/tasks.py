@@ -62,7 +62,7 @@ class Task:
         return KINDS[self.kind]
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-        """The negative log likelihood of each example."""
+        """Of each example, see :class:`~experiments.rates.kinds.Kind`."""
         return self.of.losses(model, x, y)
 
 
@@ -72,7 +72,7 @@ def _fashion(size: int, kind: str) -> Task:
     network = images.mlp if kind == "mlp" else images.cnn
     return Task(
         f"fashion-{size}-{kind}", "classification", partial(images.fashion, size),
-        lambda data, rate: network(data.train[0], rate), epochs, batch=100, starts=size == 3_000,
+        lambda data, rate: network(data.train[0], rate), epochs, batch=100, starts=kind == "mlp" and size == 3_000,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def command(name: str) -> Callable[..., None]:
         rate: Annotated[
             float | None,
             typer.Option(
-                help="The fixed rate of vae-drop or vae-dense-drop, or where a self-tuned one starts (0.05); 0.5 unless told."
+                help="The fixed rate of vae-drop or vae-dense-drop, 0.5 unless told, or where a self-tuned one starts, 0.05."
             ),
         ] = None,
         epochs: Annotated[int | None, typer.Option(min=1, help="The schedule's unless told.")] = None,

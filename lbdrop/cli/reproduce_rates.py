@@ -25,12 +25,17 @@ def rates(
     contestant: Annotated[
         str,
         typer.Option(
-            help="A contestant or several with commas, 'grid' for the fixed rates, 'retrained' for the chosen one trained"
-            " again on all data, or 'all'."
+            help="A contestant or several with commas, 'grid' for the fixed rates, 'rules' for rates learned by other rules"
+            " than self-tuning, 'retrained' for the grid's choice trained again on all data, or 'all'."
         ),
     ] = "all",
     epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,
-    data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of fashion-mnist.npz, uci.tar, prepared, cifar10 and vgg19-conv.npz, as the tasks need them."
+        ),
+    ] = Path("data"),
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time, each on one core.", show_default="all cores; 4 on a GPU")
     ] = None,

@@ -126,12 +126,13 @@ def _companions(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
     if (dropout, rule) == (before.dropout, before.rule):
         return {}
     both = before.both and dropout == "learned" and rule == "bound"
-    # Where rates start is the rule's choice; a low start is no one else's.
-    rate = {"rate": Settings.rate} if before.rule == "self-tuning" else {}
+    # A rule's usual start is its own; any other was the user's choice.
+    rate = {"rate": Settings.rate} if (before.rule, before.rate) == ("self-tuning", TUNED["rate"]) else {}
     if dropout not in LEARNS:
         return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0, **rate}
     if rule == "self-tuning":
-        return {"rule": rule, "both": both, "mask_kl": 0.0, "rate": TUNED["rate"]}
+        rate = {"rate": TUNED["rate"]} if before.rate == Settings.rate else {}
+        return {"rule": rule, "both": both, "mask_kl": 0.0, **rate}
     if dropout == "gaussian":
         rate = {"rate": GAUSSIAN["rate"]}
     another_prior = "gaussian" in (before.dropout, dropout)

@@ -52,7 +52,7 @@ class Fixed:
     def fill(self, batch: Batch) -> None:
         """Copy a batch in; entries left from a longer one go to the spare row, whose items do not matter."""
         entries, size = len(batch.item), self.size
-        # All in two kernels: a copy each would take longer to launch than to run.
+        # In one kernel: a copy each would take longer to launch than to run.
         torch._foreach_copy_(
             [self.user[:entries], self.item[:entries], self.number[:size], self.offsets[:size]],
             [batch.user, batch.item, batch.number, batch.offsets],

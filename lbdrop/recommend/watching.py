@@ -63,7 +63,8 @@ class StepWatch:
     def look(self, losses: Losses) -> None:
         """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
         # As few and small kernels as may be: a step of a small model is not much longer than they are.
-        norms = iter(torch._foreach_norm([p.grad for p in self.watched if p.grad is not None], math.inf))
+        gradients = [p.grad for p in self.watched if p.grad is not None]
+        norms = iter(torch._foreach_norm(gradients, math.inf) if gradients else ())
         largest = [self.nothing if p.grad is None else next(norms) for p in self.watched]
         now = torch.stack([self.broken, self.one, *(each.detach().float() for each in (*losses, *largest))])
         torch.where(self.whole, now, self.numbers, out=self.numbers)
@@ -97,10 +98,8 @@ class StepWatch:
         _, _, loss, nll, kl, mask_kl, *_ = self.numbers.tolist()
         if not float(self.broken):
             return
-        step, gradient = (
-            float(self.sums[1] - self.sums[0]),
-            float(self.numbers[6:].max()),
-        )  # NaN is the largest there is
+        step = float(self.sums[1] - self.sums[0])
+        gradient = float(self.numbers[6:].max())  # NaN is the largest there is
         what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
         bad = bad_parameters(self.model)
         where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()

@@ -142,18 +142,19 @@ def grid_png(summary: Json) -> bytes | None:
     shown = [(name, encoder, grid, data["rows"]) for name, data in sets for encoder, grid in data["grids"].items()]
     if not shown:
         return None
-    columns = min(len(shown), 2)  # encoders beside each other, data sets below
-    lines = -(-len(shown) // columns)
-    drawing = Figure(figsize=(5.2 * columns, 4.2 * lines), layout="constrained")
-    panels = drawing.subplots(lines, columns, squeeze=False).flatten()
-    for panel in panels[len(shown) :]:
-        panel.set_visible(False)
+    lines, columns = (list(dict.fromkeys(each[axis] for each in shown)) for axis in (0, 1))
+    drawing = Figure(figsize=(5.2 * len(columns), 4.2 * len(lines)), layout="constrained")
+    panels = drawing.subplots(len(lines), len(columns), squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
 
     def points(panel: Any, found: Sequence[Json], **style: Any) -> None:
         xs, ys, errors = ([p[part] or 0 for p in found] for part in ("x", "y", "se"))
         panel.errorbar(xs, ys, errors, linewidth=1.4, **style)
 
-    for panel, (name, encoder, found, rows) in zip(panels, shown, strict=False):
+    for name, encoder, found, rows in shown:  # data sets below each other, encoders beside
+        panel = panels[lines.index(name), columns.index(encoder)]
+        panel.set_axis_on()
         fixed = [{"x": point["rate"], **_measure(rows[point["key"]])} for point in found["points"]]
         points(panel, fixed, color=FAMILIES["mc"][0], marker="o", markersize=4, label="fixed rates")
         for point, mark in zip(learned_points(encoder, rows), "Ds^vP", strict=False):

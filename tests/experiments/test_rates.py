@@ -28,7 +28,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def tiny_task() -> Task:
     """Two Gaussian clouds, 24 to train on; the whole path of a run in a few milliseconds."""
 
-    def load(small_data: Path, seed: int) -> Any:
+    def load(folder: Path, seed: int) -> Any:
         g = torch.Generator().manual_seed(seed)
         x, y = torch.randn(48, 5, generator=g), torch.arange(48) % 2
         x = x + y[:, None]
@@ -101,7 +101,12 @@ def test_starts_run_on_the_tasks_that_compare_them() -> None:
         "tuned-layer-0.7",
     }
     assert len(chosen("grid,tuned-model", TASKS["digits"])) == len(GRID) + 2
-    with pytest.raises(DropoutError, match="contestant: want all, grid, retrained or among none.*got 'magic'"):
+    rules = [each.name for each in chosen("rules", TASKS["digits"])]
+    assert rules == [
+        *(f"{rule}-{per}" for rule in ("loss", "kl", "prior", "one-step") for per in ("layer", "unit")),
+        "kl-layer-arm",
+    ]
+    with pytest.raises(DropoutError, match="contestant: want all, grid, rules, retrained or among none.*got 'magic'"):
         chosen("magic", TASKS["digits"])
     assert [task.name for task in chosen_tasks("all-small")] == list(SMALL)
 

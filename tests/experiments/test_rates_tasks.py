@@ -15,7 +15,7 @@ from torch import nn
 import lbdrop
 from experiments.collaborative import samples
 from experiments.rates import features, images, likes, run, text, uci
-from experiments.rates.contestants import CONTESTANTS, MaskPrior
+from experiments.rates.contestants import CONTESTANTS, MaskPrior, chosen
 from experiments.rates.tasks import TASKS
 from lbdrop import Bound, Objective, SelfTuning
 from lbdrop.dropout import learned_layers
@@ -57,6 +57,9 @@ def test_every_task_loads_builds_and_takes_a_step(name: str, small_data: Path, m
 def test_parts_share_no_example_and_the_seed_decides(name: str, small_data: Path) -> None:
     task = TASKS[name]
     data = task.data(small_data, 0)
+    if name != "text":  # whose windows may say the same
+        everything = torch.cat([part[0].flatten(1) for part in data[:3]])
+        assert len(everything.unique(dim=0)) == len(everything)
     again = task.data(small_data, 0)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(data[:3], again[:3], strict=True))
     if name.startswith("digits"):
@@ -143,9 +146,9 @@ def test_a_users_bound_has_its_kl_in_training_alone(name: str, small_data: Path)
     posterior = torch.distributions.Normal(mean, (log_variance / 2).exp())
     weight = 0.2 / 9 if name == "ml-1m-paper" else 0.005
     model.dropout.p = 0.0
-    _ = task.losses(model, x, y)
+    _, kl = model(x)
     expected = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(torch.zeros_like(mean), 1.0))
-    torch.testing.assert_close(model.kl, weight * expected.sum(-1))
+    torch.testing.assert_close(kl, weight * expected.sum(-1))
     at_test = -(model.eval()(x).log_softmax(-1) * y).sum(-1)
     torch.testing.assert_close(task.losses(model, x, y), at_test)
     assert not torch.allclose(loss, at_test)
@@ -160,6 +163,8 @@ def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) 
         assert isinstance(objective, Objective)
         assert isinstance(objective.rule, SelfTuning)
         assert objective.rule.examples == back
+    with pytest.raises(DropoutError, match="ml-1m-paper has held-out data of another form"):
+        chosen("grid,fixed-0.5-retrained", TASKS["ml-1m-paper"])
 
 
 def test_the_dense_encoder_adds_up_all_layers_before() -> None:
@@ -193,11 +198,25 @@ def test_what_the_head_reads_is_what_vgg_makes_of_enlarged_images(
     assert [len(each[0]) for each in (train, validation, test)] == [18, 2, 4]
     enlarged = F.interpolate(official.test.float() / 255, (64, 64), mode="bilinear")
     torch.testing.assert_close(test[0], network.trunk(enlarged).detach(), rtol=1e-3, atol=1e-4)
+    features._features.cache_clear()
+    monkeypatch.setattr(cifar10, "load", None)  # a file has them now
+    assert torch.equal(features.load(tmp_path, 0)[2][0], test[0])
     assert test[0].shape == (4, 2048)
     torch.testing.assert_close(torch.cat([train[1], validation[1]]).bincount(), torch.full((10,), 2))
 
 
-def test_a_prior_is_shared_by_all_observations_of_an_example() -> None:
+def test_a_prior_on_masks_counts_those_that_an_observation_has(small_data: Path) -> None:
+    task = TASKS["ml-1m-paper"]
+    data = task.data(small_data, 0)
+    objective = CONTESTANTS["prior-layer"].objective(
+        CONTESTANTS["prior-layer"].model(task, data), task, data, 10, torch.Generator()
+    )
+    assert isinstance(objective, Objective)
+    assert isinstance(objective.rule, MaskPrior)
+    assert objective.rule.weight == 1 / 20  # films
+
+
+def test_a_prior_on_weights_is_shared_by_all_observations_of_an_example() -> None:
     task = TASKS["text"]
     model = CONTESTANTS["kl-layer"].model(task, task.data(Path(), 0))
     objective = CONTESTANTS["kl-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
@@ -207,7 +226,7 @@ def test_a_prior_is_shared_by_all_observations_of_an_example() -> None:
     prior = CONTESTANTS["prior-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
     assert isinstance(prior, Objective)
     assert isinstance(prior.rule, MaskPrior)
-    assert prior.rule.weight == 1 / text.CONTEXT
+    assert prior.rule.weight == 1  # every character has masks of its own
     said = [run.settings(task, CONTESTANTS[name]).get("prior") for name in ("kl-layer", "concrete", "loss-layer")]
     assert said == [said[0], said[0], None]
     assert said[0] is not None

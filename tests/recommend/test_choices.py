@@ -56,6 +56,8 @@ def test_another_rule_brings_its_companions() -> None:
     assert chosen(None, "learned", rule="self-tuning").mask_kl == 0
     assert chosen(None, "learned", rule="self-tuning").rate == METHODS["sivae-lbd-tuned"].rate == 0.05
     assert chosen(None, "learned", rule="self-tuning", rate=0.4).rate == 0.4
+    assert chosen(Settings(dropout="learned", mask_kl=1.0, rate=0.2), None, rule="self-tuning").rate == 0.2
+    assert chosen(Settings(dropout="learned", rule="self-tuning", rate=0.2), "fixed").rate == 0.2
     assert chosen("sivae-lbd-tuned", None, rule="bound").rate == chosen("sivae-lbd-tuned", "fixed").rate == 0.5
     assert chosen("sivae-lbd-tuned", None, rule="bound").mask_kl == 1
 

@@ -27,8 +27,8 @@ NAMES = [
 ]
 
 
-def rows(users: int = 24, items: int = 30, seed: int = 0) -> Rows:
-    return Rows.from_csr(random_array((users, items), density=0.2, rng=seed).tocsr())
+def rows(users: int = 24, items: int = 30, seed: int = 0, density: float = 0.2) -> Rows:
+    return Rows.from_csr(random_array((users, items), density=density, rng=seed).tocsr())
 
 
 def on_a_gpu(model: VAE, path: Literal["dense", "bag"] = "dense") -> None:
@@ -104,7 +104,8 @@ def test_entries_that_fill_up_change_neither_losses_nor_gradients(
         ]
 
     plain, gradients = both(batch)
-    fixed.fill(data.batch(list(range(16))))  # a longer or shorter one before: nothing of it may stay
+    fixed.fill(rows(density=0.6).batch(list(range(16))))  # a longer one before: nothing of it may stay
+    assert fixed.filled > len(batch.item)
     fixed.fill(batch)
     padded, filled = both(fixed.batch())
     assert padded == pytest.approx(plain, rel=1e-4)
@@ -125,6 +126,7 @@ def test_the_held_out_loss_knows_nothing_of_what_fills_up() -> None:
     pairs = [each.batch(list(range(16))) for each in (data, held)]
     fixed = [Fixed(16, data.items, 512, torch.device("cpu")) for _ in pairs]
     for one, batch in zip(fixed, pairs, strict=True):
+        one.fill(rows(density=0.6).batch(list(range(16))))  # a longer one before
         one.fill(batch)
 
     def slope(fold_in: Batch, wanted: Batch) -> tuple[float, Tensor]:
