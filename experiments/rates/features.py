@@ -5,6 +5,7 @@ No dropout comes before the head, so its inputs are computed once, and kept in a
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,6 @@ from torch import Tensor, nn
 from lbdrop.archives import read_npz
 from lbdrop.errors import DropoutError
 from lbdrop.files import replacing
-from lbdrop.models.vgg import VGG
-from lbdrop.vision import cifar10
-from lbdrop.vision.batches import as_input
 
 __all__ = ["head", "load"]
 
@@ -47,6 +45,10 @@ def _features(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _keep(folder: Path, at: Path) -> None:
     """In half precision: a quarter of a gigabyte."""
+    # Here, for every worker imports the tasks, and few have images.
+    from lbdrop.models.vgg import VGG
+    from lbdrop.vision import cifar10
+
     images = cifar10.load(folder / "cifar10", download=False)
     weights = folder / "vgg19-conv.npz"
     if not weights.exists():
@@ -61,7 +63,9 @@ def _keep(folder: Path, at: Path) -> None:
 
 
 @torch.no_grad()
-def _through(network: VGG, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n features"]:
+def _through(network: Any, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n features"]:
+    from lbdrop.vision.batches import as_input
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device)
     return torch.cat([network.trunk(as_input(part.to(device), SIDE)).cpu() for part in images.split(AT_ONCE)])

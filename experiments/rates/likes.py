@@ -12,19 +12,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from experiments.collaborative import samples
 from lbdrop.metrics.ranking import mean_over_users, ndcg_at_k, top_items
-from lbdrop.recommend.prepared import load_prepared
-from lbdrop.recommend.settings import METHODS
 
 __all__ = ["LikesVAE", "load", "losses", "measures", "pieces"]
 
 Pair = tuple[Tensor, Tensor]
-SETTINGS = {"paper": METHODS["vae-drop"], "dense": METHODS["sivae-lbd-dense"]}
-"""Where widths, depths and the weight of the KL come from."""
+METHOD = {"paper": "vae-drop", "dense": "sivae-lbd-dense"}
+"""Of the recommender's methods, those that widths, depths and the weight of the KL are of."""
 
 
 def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
@@ -38,6 +34,10 @@ def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
 
 @lru_cache(maxsize=1)
 def _parts(name: str, folder: Path) -> tuple[Pair, Pair, Pair]:
+    # Here, for every worker imports the tasks, and few have users.
+    from experiments.collaborative import samples
+    from lbdrop.recommend.prepared import load_prepared
+
     split = samples.split(load_prepared(folder / "prepared" / name.removesuffix("-sample")), name)
     rows = _liked(split.train.rows)
     held = ((_liked(part.fold_in), _liked(part.held_out)) for part in (split.validation, split.test))
@@ -45,7 +45,7 @@ def _parts(name: str, folder: Path) -> tuple[Pair, Pair, Pair]:
     return (rows, _target(rows)), validation, test
 
 
-def _liked(rows: csr_array) -> Bool[Tensor, "users items"]:
+def _liked(rows: Any) -> Bool[Tensor, "users items"]:
     return torch.from_numpy(rows.astype(bool).toarray())
 
 
@@ -66,7 +66,9 @@ class LikesVAE(nn.Module):
 
     def __init__(self, targets: Float[Tensor, "users items"], rate: float, kind: Literal["paper", "dense"]):
         super().__init__()
-        items, s = targets.shape[1], SETTINGS[kind]
+        from lbdrop.recommend.settings import METHODS
+
+        items, s = targets.shape[1], METHODS[METHOD[kind]]
         self.gamma, self.beta = s.gamma, s.beta_cap
         self.dropout = nn.Dropout(rate)
         self.first = nn.Linear(items, s.hidden)

@@ -104,11 +104,17 @@ def _alone() -> None:
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
     """A terminal tells every process of Ctrl-C; the one that asked for the runs ends the others."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Blocked, which new processes inherit; and heard later, for it may come to another thread, and would be raised in this one.
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)

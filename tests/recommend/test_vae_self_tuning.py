@@ -62,7 +62,7 @@ def test_every_layer_responds() -> None:
 
 
 def test_masks_are_drawn_at_each_users_own_rate() -> None:
-    model, batch = small("sivae-lbd-tuned"), batch_of([[1] * ITEMS] * 2)
+    model, batch = small("sivae-lbd-tuned", rate=0.5), batch_of([[1] * ITEMS] * 2)
     offsets = torch.tensor([[-1.0], [2.0]])
     logits = model.masks.logits(batch, offsets)
     masks = model.masks.draw(20000, logits)
