@@ -12,8 +12,8 @@ __all__ = ["one_thread"]
 def one_thread() -> Iterator[None]:
     """Compute in one thread: in layers this small a second one gains little, and on a busy machine it costs a lot.
 
-    Where another process wants a core, threads wait for each other after every operation, and these are short ones: two
-    threads on a busy machine took fifty times as long as one.
+    Where another process wants a core, threads wait for each other after every operation, and these are short ones
+    (LOG.md, Threads).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

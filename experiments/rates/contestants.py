@@ -176,7 +176,8 @@ def chosen(name: str, task: Task) -> list[Contestant]:
         elif each in CONTESTANTS:
             if CONTESTANTS[each].retrained and not task.of.gives_back:
                 raise DropoutError(
-                    f"contestant: {task.name} has held-out data of another form than training's, got {each!r}"
+                    f"contestant: {task.name} has held-out data of another form than training's, so that none is trained on"
+                    f" them, got {each!r}; leave it out"
                 )
             found.append(CONTESTANTS[each])
         else:

@@ -71,10 +71,8 @@ def _through(network: Any, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n
     return torch.cat([network.trunk(as_input(part.to(device), SIDE)).cpu() for part in images.split(AT_ONCE)])
 
 
-def head(x: Float[Tensor, "examples features"], rate: float, width: int = 4096) -> nn.Sequential:
+def head(rate: float) -> nn.Module:
     """VGG's three linear layers, with a dropout behind both hidden ones."""
-    return nn.Sequential(
-        nn.Linear(x.shape[1], width), nn.ReLU(), nn.Dropout(rate),
-        nn.Linear(width, width), nn.ReLU(), nn.Dropout(rate),
-        nn.Linear(width, 10),
-    )  # fmt: skip
+    from lbdrop.models.vgg import VGG
+
+    return VGG(11, dropout=lambda width: nn.Dropout(rate), classes=10, pool=POOL).classifier

@@ -74,9 +74,9 @@ class LikesVAE(nn.Module):
         self.first = nn.Linear(items, s.hidden)
         self.hidden = Dense(s.hidden, s.layers) if kind == "dense" else nn.Tanh()
         self.posterior = nn.Linear(s.hidden, 2 * s.latent)
-        shallow = nn.Linear(s.latent, items)
-        deep = nn.Sequential(nn.Linear(s.latent, s.hidden), nn.Tanh(), nn.Linear(s.hidden, items))
-        self.decoder = shallow if s.decoder == "linear" else deep
+        shallow = s.decoder == "linear"
+        below = [] if shallow else [nn.Linear(s.latent, s.hidden), nn.Tanh()]
+        self.decoder = nn.Sequential(*below, nn.Linear(s.latent if shallow else s.hidden, items))
 
     def forward(self, liked: Bool[Tensor, "users items"]) -> Tensor | tuple[Tensor, Tensor]:
         rows = liked.float()

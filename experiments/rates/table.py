@@ -66,9 +66,11 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     for name in [name for name, who in CONTESTANTS.items() if name in by and not who.retrained]:
         found["contestants"][name] = _contestant(by, name, seeds, baseline, one_run, found["oracle"])
     if seeds:
-        whole = sum(_mean(_seconds(by[name][seed]) for seed in seeds) for name in FIXED)
-        one = _mean(map(_seconds, one_run))  # of one kind of processor: a grid is run as a whole
-        found["cost"] = {"fixed_run_seconds": one, "grid_runs": len(FIXED), "grid_seconds": whole}
+        grid = [[by[name][seed] for seed in seeds] for name in FIXED]
+        alike = len({_on_gpu(run) for runs in grid for run in runs}) == 1
+        one, whole = _mean(map(_seconds, one_run)), sum(_mean(map(_seconds, runs)) for runs in grid)
+        found["cost"] = {"fixed_run_seconds": one if alike else None, "grid_runs": len(FIXED)}
+        found["cost"]["grid_seconds"] = whole if alike else None
     found["starts"] = _starts(by)
     return found
 

@@ -108,7 +108,7 @@ TASKS: dict[str, Task] = {
             "text", "language", text.load, lambda data, rate: text.Characters(text.vocabulary(), rate), epochs=30, batch=32
         ),
         Task(
-            "cifar10-head", "classification", features.load, lambda data, rate: features.head(data.train[0], rate),
+            "cifar10-head", "classification", features.load, lambda data, rate: features.head(rate),
             epochs=10, batch=100, lr=1e-4,
         ),
         *(_likes(name, encoder) for name in ("ml-1m", "netflix-sample") for encoder in ("paper", "dense")),

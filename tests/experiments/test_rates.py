@@ -198,6 +198,8 @@ def test_times_of_a_gpu_are_compared_with_a_gpus() -> None:
     assert table.summary(records)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] == 1.0  # by the clock
     mixed = [r if r["contestant"] == "tuned-layer" else old for r, old in zip(records, made_records(), strict=True)]
     assert table.summary(mixed)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] is None
+    grid = [r if r["contestant"] == "none" else old for r, old in zip(records, made_records(), strict=True)]
+    assert table.summary(grid)["cost"]["grid_seconds"] is None
 
 
 def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:

@@ -31,7 +31,7 @@ def test_every_task_loads_builds_and_takes_a_step(name: str, small_data: Path, m
     monkeypatch.setattr(samples, "SAMPLES", {"netflix-sample": samples.Sample(40, 10)})
     classes = torch.arange(40) % 10
     monkeypatch.setattr(
-        features, "_features", lambda folder: (torch.rand(40, 8), classes, torch.rand(20, 8), classes[:20])
+        features, "_features", lambda folder: (torch.rand(40, 2048), classes, torch.rand(20, 2048), classes[:20])
     )
     task = TASKS[name]
     data = task.data(small_data, 0)
