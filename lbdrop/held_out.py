@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["HeldOut"]
+__all__ = ["HeldOut", "size_of"]
 
 
 class HeldOut:
@@ -36,31 +36,33 @@ class HeldOut:
         try:
             self._count = len(self.batches.dataset)  # pyright: ignore[reportAttributeAccessIssue]
         except (AttributeError, TypeError):
-            self._count = sum(_size(tree_flatten(each)[0]) for each in self.batches)
+            self._count = sum(size_of(each) for each in self.batches)
 
     def restart(self) -> None:
         """Begin anew."""
         self._stream = self._again_and_again()
-        self._first: Any = None
+        self._waiting: list[tuple[Any, ...]] = []
         # Examples that are to be given back, in fractions of one; a batch of them, and how many of it have been already.
         self._owed, self._rest, self._given = 0.0, [], 0
 
     def next(self) -> tuple[Any, ...]:
         """The next batch, as what a loss function is called with."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return next(self._stream)
+        return self._waiting.pop(0) if self._waiting else next(self._stream)
 
     def peek(self) -> tuple[Any, ...]:
         """The next batch, which will still be the next."""
-        self._first = self.next()
-        return self._first
+        return self.ahead(0)
+
+    def ahead(self, count: int) -> tuple[Any, ...]:
+        """The batch after ``count`` others, none of which is taken by this."""
+        while len(self._waiting) <= count:
+            self._waiting.append(next(self._stream))
+        return self._waiting[count]
 
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
         leaves, form = tree_flatten(batch)
-        self._owed += _size(leaves) * self._count / (self._count + examples)
+        self._owed += size_of(batch) * self._count / (self._count + examples)
         count = int(self._owed)
         if not count:
             return batch
@@ -76,7 +78,7 @@ class HeldOut:
 
     def _taken(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
-        while not self._rest or _size(self._rest) - self._given < count:
+        while not self._rest or size_of(self._rest) - self._given < count:
             more, theirs = tree_flatten(self.next())
             if theirs != form:
                 raise TypeError(f"{theirs.num_leaves} tensors, or in another order, instead of {form.num_leaves}")
@@ -100,9 +102,9 @@ class HeldOut:
                 )
 
 
-def _size(leaves: list[Any]) -> int:
-    """How many examples a batch of these leaves has."""
-    found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+def size_of(batch: Any) -> int:
+    """How many examples a batch has."""
+    found = next((leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
     if found is None:
         raise DropoutError("held_out: want batches of tensors, got none in one; pass examples=None to keep them out")
     return len(found)

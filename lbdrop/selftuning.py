@@ -30,7 +30,7 @@ from lbdrop import trial
 from lbdrop.around import Around, Widths
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.held_out import HeldOut
+from lbdrop.held_out import HeldOut, size_of
 from lbdrop.masks import use
 from lbdrop.modes import as_at_test
 from lbdrop.rules import Evaluation
@@ -116,6 +116,7 @@ class SelfTuning:
                 if logit.requires_grad:
                     logit.data.fill_(logit_of(trial.RATE if start is None else start))
         self._weight: Tensor | None = None
+        self._epoch: int | None = None
         self._looks = self._moves = 0
         self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
         self._before = {name: p.detach().clone() for name, p in self._watched.items()}
@@ -149,6 +150,8 @@ class SelfTuning:
         expected = self._around_now(evaluation)
         if self.slopes.steps == 0 < self.begins:
             self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
+        if self.slopes.steps in self._last_of_first_epoch(evaluation):
+            self._see_shift(evaluation)
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
             self._try_noise(evaluation)
         self.slopes.steps += 1
@@ -196,13 +199,40 @@ class SelfTuning:
         return around.offsets.detach(), slopes.detach()
 
     def _try_noise(self, evaluation: Evaluation) -> None:
-        which, around = trial.turn(self.slopes.steps, self.logits), self._around(0.0)
+        which = trial.turn(self.slopes.steps, self.logits)
         with as_at_test(self.model), torch.no_grad():
             trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
-            with around.opened(), use(self.model, around):
-                held_out = evaluation.elsewhere(self.held_out.next()).float()
+            held_out = self._held_out_losses(evaluation, self.held_out.next())
         found = trial.sums_of(costs, which, len(self.logits), trained, held_out)
         self.slopes.trial = evaluation.summed(found) + self.slopes.trial.to(found)
+
+    def _see_shift(self, evaluation: Evaluation) -> None:
+        """How much harder held-out examples are than these, which have not been trained on yet.
+
+        Batches are put back, so that a run whose held-out data are not harder is the run that it would be without this.
+        """
+        batch = self.held_out.ahead(self.slopes.steps - self._last_of_first_epoch(evaluation).start)
+        with as_at_test(self.model), torch.no_grad():
+            fresh = trial.plain(evaluation, self.logits, self.generator)
+            held_out = self._held_out_losses(evaluation, batch)
+        found = trial.shift_of(fresh, held_out, len(self.logits))
+        self.slopes.trial = evaluation.summed(found) + self.slopes.trial.to(found)
+
+    def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
+        around = self._around(0.0)
+        with around.opened(), use(self.model, around):
+            return evaluation.elsewhere(batch).float()
+
+    def _last_of_first_epoch(self, evaluation: Evaluation) -> range:
+        """The steps that see batches which are new and yet not the first; none where that cannot be known, or not in time."""
+        if self.examples is None:
+            return range(0)
+        if self._epoch is None:
+            here = torch.tensor(float(size_of(evaluation.batch)), device=self.logits[0].device)
+            self._epoch = int(self.examples / float(evaluation.summed(here)))
+        if self._epoch > self.begins - trial.STEPS:
+            return range(0)
+        return range(max(0, self._epoch - trial.STEPS), self._epoch)
 
     def _begin(self) -> None:
         """What the trial says: off, or the rate to begin at."""

@@ -19,6 +19,8 @@ __all__ = ["Slopes"]
 
 # Of the way to the zero of the line in one look; of the standard error, added to the curvature.
 SHARE, CAUTION = 0.1, 2.0
+# Rows of what a trial sums up.
+TRIAL = 12
 # How far a rate may go in one window, in logits: the line is known as far as examples look around.
 TRAVEL = 2.0
 
@@ -43,7 +45,7 @@ class Slopes(nn.Module):
         super().__init__()
         self.rates, self.steps = rates, 0
         self.sums = torch.zeros(6, rates)
-        self.trial = torch.zeros(9, rates, dtype=torch.float64)
+        self.trial = torch.zeros(TRIAL, rates, dtype=torch.float64)
         """What :mod:`lbdrop.trial` has summed up."""
 
     @staticmethod
@@ -84,5 +86,5 @@ class Slopes(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps, self.sums, self.rates = int(state[0, 0]), state[1:7].float(), state.shape[1]
-        # A state from before there was a trial has none.
-        self.trial = state[7:].clone() if len(state) > 7 else state.new_zeros(9, self.rates)
+        self.trial = state.new_zeros(TRIAL, self.rates)
+        self.trial[: len(state) - 7] = state[7:]  # an older state has less of a trial, or none

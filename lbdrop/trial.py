@@ -12,6 +12,9 @@ takes, by one standard error less, and are judged by held-out data from there. T
 the cost of a little noise, is $p / (1 - p)$, so that this rate is
 
 $$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
+
+Not every gap is over-fitting: held-out data may be harder, as texts of other topics are. In the first epoch, whose batches
+have not been trained on yet, nothing can over-fit; a gap that is there at its end, by four standard errors, is taken off.
 """
 
 import math
@@ -25,7 +28,7 @@ from lbdrop.around import Around
 from lbdrop.dropout import logit_of
 from lbdrop.rules import Evaluation
 
-__all__ = ["RATE", "STEPS", "balanced", "costs", "sums_of", "too_dear", "turn"]
+__all__ = ["RATE", "STEPS", "balanced", "costs", "shift_of", "sums_of", "too_dear", "turn"]
 
 # The rate at which noise is tried, wherever rates begin, through how many masks in a step, and in how many steps. Masks go one
 # by one: to run them together takes a small network longer.
@@ -35,6 +38,8 @@ AT_ONCE = 4
 # How many gaps the cost has to be above, and by how many standard errors. They take every draw for a new example, and are
 # too small where data are few.
 GAPS, SURE = 2.0, 3.0
+# By how many standard errors held-out data have to be harder from the beginning for it to count.
+HARDER = 4.0
 # Where rates may begin: from the edges it is far to anywhere else.
 LEAST, MOST = 0.05, 0.5
 
@@ -46,22 +51,29 @@ def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
     return sorted(learned[(step * count + i) % len(learned)] for i in range(count))
 
 
+def plain(
+    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss without dropout."""
+    return _losses(evaluation, logits, logits, generator)
+
+
 def costs(
     evaluation: Evaluation, logits: Sequence[Tensor], which: Sequence[int], generator: torch.Generator | None
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch which"]]:
     """Each example's loss without dropout, and what the noise of each of these rates alone adds to it."""
     with torch.no_grad():
-        plain = _losses(evaluation, logits, logits, generator)
+        without = plain(evaluation, logits, generator)
         found = []
         for rate in which:
             logit = logits[rate]
             kept = logit.clone()
             try:
                 logit.fill_(logit_of(RATE))
-                found.append(_losses(evaluation, logits, [a for a in logits if a is not logit], generator) - plain)
+                found.append(_losses(evaluation, logits, [a for a in logits if a is not logit], generator) - without)
             finally:
                 logit.copy_(kept)
-    return plain, torch.stack(found, 1)
+    return without, torch.stack(found, 1)
 
 
 def sums_of(
@@ -70,17 +82,25 @@ def sums_of(
     rates: int,
     trained: Float[Tensor, "batch"],
     held_out: Float[Tensor, "other"],
-) -> Float[Tensor, "9 rates"]:
+) -> Float[Tensor, "12 rates"]:
     """Number, sum and sum of squares of the costs, and of losses of training and held-out examples, the same for all rates."""
     moments = [
         torch.stack([torch.ones_like(each), each, each**2]).sum(1).double()
         for each in (costs, trained[:, None], held_out[:, None])
     ]
     tried = moments[0].new_zeros(3, rates).index_copy(1, torch.tensor(which, device=costs.device), moments[0])
-    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:])])
+    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:]), torch.zeros_like(tried)])
 
 
-def too_dear(sums: Float[Tensor, "9 rates"]) -> list[bool]:
+def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], rates: int) -> Float[Tensor, "12 rates"]:
+    """Number, sum and square of how much harder held-out examples are than some that have not been trained on yet."""
+    harder = held_out.double().mean() - fresh.double().mean()
+    found = harder.new_zeros(12, rates)
+    found[9:] = torch.stack([torch.ones_like(harder), harder, harder**2])[:, None]
+    return found
+
+
+def too_dear(sums: Float[Tensor, "12 rates"]) -> list[bool]:
     """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
     (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums)
     error = (cost_variance + GAPS**2 * gap_variance).sqrt()
@@ -89,9 +109,11 @@ def too_dear(sums: Float[Tensor, "9 rates"]) -> list[bool]:
     return (surely | endless).tolist()
 
 
-def balanced(sums: Float[Tensor, "9 rates"], left: Sequence[bool]) -> float:
+def balanced(sums: Float[Tensor, "12 rates"], left: Sequence[bool]) -> float:
     """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
     (cost, _), (gap, gap_variance) = _cost_and_gap(sums)
+    shift, shift_variance = _shift(sums)
+    gap, gap_variance = gap - shift, gap_variance + shift_variance
     of_all = cost[torch.tensor(left, device=cost.device)].sum()
     total, taken = torch.stack([of_all, (gap[0] - gap_variance[0].sqrt()).clamp(min=0)]).tolist()
     if math.isnan(taken):  # of no example, or of one: nothing is known
@@ -102,9 +124,18 @@ def balanced(sums: Float[Tensor, "9 rates"], left: Sequence[bool]) -> float:
     return min(max(odds / (1 + odds), LEAST), MOST)
 
 
-def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _shift(sums: Float[Tensor, "12 rates"]) -> tuple[Tensor, Tensor]:
+    """By how much held-out data are harder, and its variance; 0 where that may be chance."""
+    count, total, squares = sums[9:]
+    mean = total / count
+    variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
+    sure = (mean > HARDER * variance.sqrt()) & (count > 1)  # nothing is known of no look, or of one
+    return torch.where(sure, mean, 0.0), torch.where(sure, variance, 0.0)
+
+
+def _cost_and_gap(sums: Float[Tensor, "12 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Each as a mean and its variance, for every rate."""
-    count, total, squares = sums.view(3, 3, -1).unbind(1)
+    count, total, squares = sums[:9].view(3, 3, -1).unbind(1)
     mean = total / count
     cost, trained, held_out = zip(mean, (squares / count - mean**2).clamp(min=0) / (count - 1), strict=True)
     return cost, (held_out[0] - trained[0], held_out[1] + trained[1])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import lbdrop
 from lbdrop import Objective, SelfTuning
 from lbdrop.objective import _Batch
-from lbdrop.trial import LEAST, MOST, RATE, STEPS, balanced, costs, sums_of, too_dear, turn
+from lbdrop.trial import LEAST, MOST, RATE, STEPS, balanced, costs, shift_of, sums_of, too_dear, turn
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def asked(model: nn.Module, x: Tensor, y: Tensor, held_out: Tensor) -> list[bool
     logit, generator = model[0].logit, torch.Generator().manual_seed(0)
     before = logit.detach().clone()
     evaluation = _Batch(Objective(model, lbdrop.Bound(model, len(x))), squares, (x, y))
-    found = torch.zeros(9, 1, dtype=torch.float64)
+    found = torch.zeros(12, 1, dtype=torch.float64)
     for _ in range(4):
         plain, cost = costs(evaluation, [logit], [0], generator)
         torch.testing.assert_close(plain, (model[1](x).squeeze(1) - y).detach().float() ** 2)
@@ -69,7 +69,7 @@ def test_a_cost_that_may_be_chance_is_none() -> None:
     model, x, y = linear(5, 2000, 0.1)
     plain = (model[1](x).squeeze(1) - y).detach() ** 2
     assert asked(model, x[:2], y[:2], plain[:2]) == [False]
-    assert too_dear(torch.zeros(9, 3, dtype=torch.float64)) == [False] * 3  # nothing was tried
+    assert too_dear(torch.zeros(12, 3, dtype=torch.float64)) == [False] * 3  # nothing was tried
     one = torch.ones(1)
     assert too_dear(sums_of(one[:, None], [0], 1, one, one)) == [False]  # one number has no spread
     for endless in (torch.nan, torch.inf):
@@ -115,7 +115,7 @@ def test_rates_begin_where_all_noise_together_costs_what_over_fitting_takes() ->
         (torch.nan, 1, LEAST),
     ):
         assert balanced(sums_of(cost * each[:, None], [0], 1, plain, plain + gap), [True]) == expected
-    assert balanced(torch.zeros(9, 1), [True]) == RATE  # nothing was tried
+    assert balanced(torch.zeros(12, 1), [True]) == RATE  # nothing was tried
 
 
 @pytest.mark.parametrize("start", [None, 0.3])
@@ -187,3 +187,67 @@ def test_batch_norm_behind_a_dropout_is_trained_as_ever_while_noise_is_tried() -
         assert int(model[2].num_batches_tracked) == step
         assert model.training
     assert model[2].running_mean.abs().max() < 1
+
+
+def test_a_gap_that_was_there_before_anything_was_learned_is_no_over_fitting() -> None:
+    model, x, y = linear(5, 2000, 0.1)
+    each = (x * model[1].weight.detach()).square().sum(1)
+    plain = (model[1](x).squeeze(1) - y).detach() ** 2
+    gap = 0.2 / 0.8 * each.mean()
+    found = sums_of((0.1 / 0.9 * each)[:, None], [0], 1, plain, plain + gap)
+    without = balanced(found, [True])
+    assert without == pytest.approx(0.2, abs=0.01)
+    chance = sum(shift_of(plain, plain + sign * gap, 1) for sign in (-1, 1.5, -1, 1.5))  # of either sign: chance
+    assert balanced(found + chance, [True]) == without
+    assert balanced(found + shift_of(plain, plain + gap, 1), [True]) == without  # one look has no spread
+    half = sum(shift_of(plain, plain + share * gap, 1) for share in (0.49, 0.5, 0.51))
+    expected = without / (1 - without) - 0.1 / 0.8
+    found_rate = balanced(found + half, [True])
+    assert found_rate / (1 - found_rate) == pytest.approx(expected, rel=0.02)
+    whole = sum(shift_of(plain, plain + share * gap, 1) for share in (0.99, 1.0, 1.01))
+    assert balanced(found + whole, [True]) == LEAST
+    assert too_dear(found + whole) == too_dear(found)  # whether noise pays is asked of the whole gap
+
+
+@pytest.mark.parametrize("harder", [0.0, 30.0])
+def test_rates_begin_at_the_same_place_where_held_out_data_are_harder(harder: float) -> None:
+    """Answers of held-out examples have further noise: their loss is larger from the first step on."""
+    torch.manual_seed(0)
+    model, x, y = linear(40, 400, 3.0)
+    nn.init.zeros_(model[1].weight)
+    _, more, answers = linear(40, 800, 3.0)
+    worse = answers[400:] + harder**0.5 * torch.randn(400, dtype=torch.float64)
+    rule = SelfTuning(model, [(more[400:], worse)], steps=2500, examples=400, every=1)
+    optimizer = torch.optim.SGD(lbdrop.parameter_groups(model), lr=5e-3)
+    objective, batches = Objective(model, rule), torch.arange(400).split(20)
+    for step in range(rule.begins + 1):
+        rows = batches[step % 20]
+        optimizer.zero_grad()
+        objective(squares, x[rows], y[rows]).backward()
+        optimizer.step()
+    assert float(rule.slopes.trial[9, 0]) == 20
+    assert model[0].p < 0.1  # with the whole gap it would begin at .5
+
+
+def test_a_look_at_shift_takes_nothing_from_the_held_out_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run whose held-out data are not harder is the same with and without."""
+    _, x, y = linear(40, 200, 3.0)
+    held_out, found = list(zip(x[100:].split(10), y[100:].split(10), strict=True)), []
+    for looks in (True, False):
+        torch.manual_seed(0)
+        model = lbdrop.convert(nn.Sequential(nn.Dropout(0.2), nn.Linear(40, 1)).double(), verbose=False)
+        rule = SelfTuning(model, held_out, steps=1000, examples=100, every=1)
+        if not looks:
+            monkeypatch.setattr(rule, "_last_of_first_epoch", lambda evaluation: range(0))
+        optimizer = torch.optim.Adam(lbdrop.parameter_groups(model), lr=1e-2)
+        found.append(course(model, rule, optimizer, x[:20], y[:20], 200))
+        assert float(rule.slopes.trial[9, 0]) == 5 * looks
+    assert found[0] == found[1]
+
+
+def test_shift_is_not_asked_for_where_the_first_epoch_is_not_over_in_time_or_not_known() -> None:
+    model, x, y = linear(4, 400, 0.1)
+    batch = _Batch(Objective(model, lbdrop.Bound(model, 400)), squares, (x[:4], y[:4]))
+    for examples, expected in ((None, range(0)), (40, range(0, 10)), (200, range(30, 50)), (250, range(0))):
+        rule = SelfTuning(model, [(x, y)], steps=1000, examples=examples)
+        assert rule._last_of_first_epoch(batch) == expected
