@@ -91,7 +91,7 @@ def _likes(data_name: str, encoder: Literal["paper", "dense"]) -> Task:
     return Task(
         f"{data_name}-{encoder}", "ranking", partial(likes.load, data_name),
         lambda data, rate: likes.LikesVAE(data.train[1], rate, encoder),
-        epochs=50 if small else 100, batch=100 if small else 500, lr=1e-3 if encoder == "paper" else 5e-4, starts=small,
+        epochs=50, batch=100 if small else 500, lr=1e-3 if encoder == "paper" else 5e-4, starts=small,
     )  # fmt: skip
 
 
