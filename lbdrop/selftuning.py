@@ -9,8 +9,8 @@ Weights, $G$ and $H$ follow the training loss. Now and then held-out examples ar
 function of $\alpha + \epsilon$ has slopes through $G$ and $H$, and :class:`~lbdrop.slopes.Slopes` turns them into steps of the
 rates. A run has three parts. First a short one without dropout, at whose end each rate's noise is tried: one that would
 cost too much is switched off, the others begin where they cost what over-fitting takes (:mod:`lbdrop.trial`). Then this one,
-at whose end the rates are settled. The rest is ordinary training at these rates, on all data: held-out examples have done
-their work, and are given back.
+at whose end the noise is tried once more and rates are settled. The rest is ordinary training at these rates, on all data:
+held-out examples have done their work, and are given back.
 
 MacKay et al., Self-Tuning Networks, ICLR 2019; here with the response inside the dropout layers, so that any converted model
 has it, and with steps of Newton's kind in place of the optimiser's.
@@ -98,6 +98,8 @@ class SelfTuning:
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
         self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
+        # In a run that is too short for it the noise is not tried again.
+        self._tried_again = self.settles - (trial.STEPS if self.settles - self.begins >= trial.STEPS else 0)
         self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
@@ -153,12 +155,16 @@ class SelfTuning:
         if self.slopes.steps in self._last_of_first_epoch(evaluation):
             self._see_shift(evaluation)
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
-            self._try_noise(evaluation)
+            self._try_noise(evaluation, self.held_out.next(), trial.BEGIN)
+        if self.slopes.steps >= self._tried_again:
+            self._try_noise_aside(evaluation)
         self.slopes.steps += 1
         if self.slopes.steps > self.begins and self.slopes.steps % self.every == 0:
             self._look(evaluation)
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off(self._useless())
+        if self.slopes.steps == self.settles:
+            self._lift()
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
@@ -198,25 +204,31 @@ class SelfTuning:
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
-    def _try_noise(self, evaluation: Evaluation) -> None:
+    def _try_noise(self, evaluation: Evaluation, batch: tuple[Any, ...], at: slice) -> None:
         which = trial.turn(self.slopes.steps, self.logits)
         with as_at_test(self.model), torch.no_grad():
             trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
-            held_out = self._held_out_losses(evaluation, self.held_out.next())
-        found = trial.sums_of(costs, which, len(self.logits), trained, held_out)
-        self.slopes.trial = evaluation.summed(found) + self.slopes.trial.to(found)
+            held_out = self._held_out_losses(evaluation, batch)
+        self._sum_up(evaluation, trial.sums_of(costs, which, len(self.logits), trained, held_out), at)
+
+    def _try_noise_aside(self, evaluation: Evaluation) -> None:
+        """Once more, with numbers and batches that are put back: a run in which nothing is lifted stays what it was."""
+        if any(logit.requires_grad for logit in self.logits):
+            with _put_back(self.generator, self.logits[0].device):
+                batch = self.held_out.ahead(self.slopes.steps - self._tried_again)
+                self._try_noise(evaluation, batch, trial.SETTLE)
 
     def _see_shift(self, evaluation: Evaluation) -> None:
-        """How much harder held-out examples are than these, which have not been trained on yet.
-
-        Batches are put back, so that a run whose held-out data are not harder is the run that it would be without this.
-        """
+        """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
         batch = self.held_out.ahead(self.slopes.steps - self._last_of_first_epoch(evaluation).start)
         with as_at_test(self.model), torch.no_grad():
             fresh = trial.plain(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        found = trial.shift_of(fresh, held_out, len(self.logits))
-        self.slopes.trial = evaluation.summed(found) + self.slopes.trial.to(found)
+        self._sum_up(evaluation, trial.shift_of(fresh, held_out, len(self.logits)), trial.SHIFT)
+
+    def _sum_up(self, evaluation: Evaluation, found: Float[Tensor, "rows rates"], at: slice) -> None:
+        self.slopes.trial = self.slopes.trial.to(found)
+        self.slopes.trial[at] += evaluation.summed(found.clone())
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
         around = self._around(0.0)
@@ -245,6 +257,17 @@ class SelfTuning:
             rate = trial.balanced(self.slopes.trial, left)
             for logit in itertools.compress(self.logits, left):
                 logit.data.fill_(logit_of(rate))
+
+    def _lift(self) -> None:
+        """Rates whose noise is too little for what over-fits by now."""
+        left = [logit.requires_grad for logit in self.logits]
+        if not any(left):
+            return
+        odds = torch.stack([(-logit.detach()).exp().mean() for logit in self.logits])
+        by = trial.lift(self.slopes.trial, odds, left)
+        for logit in itertools.compress(self.logits, left if by > 1 else ()):
+            lifted = (logit.detach() - math.log(by)).clamp(min=logit_of(trial.LIFTED))
+            logit.data.copy_(torch.minimum(logit.detach(), lifted))  # one that is above stays there
 
     def _useless(self) -> list[bool]:
         """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
@@ -352,6 +375,20 @@ def _still(logits: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for logit in moving:
             logit.requires_grad_(True)
+
+
+@contextmanager
+def _put_back(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """What is drawn here is drawn again afterwards."""
+    if generator is None:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+        return
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 @contextmanager

@@ -15,6 +15,10 @@ $$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
 
 Not every gap is over-fitting: held-out data may be harder, as texts of other topics are. In the first epoch, whose batches
 have not been trained on yet, nothing can over-fit; a gap that is there at its end, by four standard errors, is taken off.
+
+Nor is all over-fitting there so early, and rates that follow the held-out loss of the present follow it too late. When they
+are about to settle the noise is tried once more. If all of it together costs less than half of what over-fitting takes by
+then, it is too little, and the odds $p_l / (1 - p_l)$ of all rates are lifted by one factor, so that it costs that.
 """
 
 import math
@@ -28,7 +32,20 @@ from lbdrop.around import Around
 from lbdrop.dropout import logit_of
 from lbdrop.rules import Evaluation
 
-__all__ = ["RATE", "STEPS", "balanced", "costs", "shift_of", "sums_of", "too_dear", "turn"]
+__all__ = [
+    "BEGIN",
+    "RATE",
+    "SETTLE",
+    "SHIFT",
+    "STEPS",
+    "balanced",
+    "costs",
+    "lift",
+    "shift_of",
+    "sums_of",
+    "too_dear",
+    "turn",
+]
 
 # The rate at which noise is tried, wherever rates begin, through how many masks in a step, and in how many steps. Masks go one
 # by one: to run them together takes a small network longer.
@@ -42,6 +59,11 @@ GAPS, SURE = 2.0, 3.0
 HARDER = 4.0
 # Where rates may begin: from the edges it is far to anywhere else.
 LEAST, MOST = 0.05, 0.5
+# Of what over-fitting takes when rates settle, the share that noise costs at least; and the rate up to which they are lifted.
+SPENT, LIFTED = 1 / 2, 0.7
+# Where what is summed up lies among the rows of :class:`~lbdrop.slopes.Slopes`: of the first trial, of how much harder
+# held-out data are, of the trial when rates settle.
+BEGIN, SHIFT, SETTLE = slice(0, 9), slice(9, 12), slice(12, 21)
 
 
 def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
@@ -82,40 +104,36 @@ def sums_of(
     rates: int,
     trained: Float[Tensor, "batch"],
     held_out: Float[Tensor, "other"],
-) -> Float[Tensor, "12 rates"]:
+) -> Float[Tensor, "9 rates"]:
     """Number, sum and sum of squares of the costs, and of losses of training and held-out examples, the same for all rates."""
     moments = [
         torch.stack([torch.ones_like(each), each, each**2]).sum(1).double()
         for each in (costs, trained[:, None], held_out[:, None])
     ]
     tried = moments[0].new_zeros(3, rates).index_copy(1, torch.tensor(which, device=costs.device), moments[0])
-    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:]), torch.zeros_like(tried)])
+    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:])])
 
 
-def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], rates: int) -> Float[Tensor, "12 rates"]:
+def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], rates: int) -> Float[Tensor, "3 rates"]:
     """Number, sum and square of how much harder held-out examples are than some that have not been trained on yet."""
     harder = held_out.double().mean() - fresh.double().mean()
-    found = harder.new_zeros(12, rates)
-    found[9:] = torch.stack([torch.ones_like(harder), harder, harder**2])[:, None]
-    return found
+    return torch.stack([torch.ones_like(harder), harder, harder**2])[:, None].expand(3, rates)
 
 
-def too_dear(sums: Float[Tensor, "12 rates"]) -> list[bool]:
+def too_dear(sums: Float[Tensor, "21 rates"]) -> list[bool]:
     """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
-    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums)
+    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums[BEGIN])
     error = (cost_variance + GAPS**2 * gap_variance).sqrt()
     surely = cost - GAPS * gap.clamp(min=0) > SURE * error
     endless = ~cost.isfinite() & (sums[0] > 0)
     return (surely | endless).tolist()
 
 
-def balanced(sums: Float[Tensor, "12 rates"], left: Sequence[bool]) -> float:
+def balanced(sums: Float[Tensor, "21 rates"], left: Sequence[bool]) -> float:
     """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
-    (cost, _), (gap, gap_variance) = _cost_and_gap(sums)
-    shift, shift_variance = _shift(sums)
-    gap, gap_variance = gap - shift, gap_variance + shift_variance
+    (cost, _), gap = _cost_and_gap(sums[BEGIN])
     of_all = cost[torch.tensor(left, device=cost.device)].sum()
-    total, taken = torch.stack([of_all, (gap[0] - gap_variance[0].sqrt()).clamp(min=0)]).tolist()
+    total, taken = torch.stack([of_all, _taken(gap, sums[SHIFT])]).tolist()
     if math.isnan(taken):  # of no example, or of one: nothing is known
         return RATE
     if total <= 0:
@@ -124,18 +142,35 @@ def balanced(sums: Float[Tensor, "12 rates"], left: Sequence[bool]) -> float:
     return min(max(odds / (1 + odds), LEAST), MOST)
 
 
-def _shift(sums: Float[Tensor, "12 rates"]) -> tuple[Tensor, Tensor]:
+def lift(sums: Float[Tensor, "21 rates"], odds: Float[Tensor, "rates"], left: Sequence[bool]) -> float:
+    """By which factor the odds to drop of those that are left, ``odds`` now, are too small; asks the device once."""
+    (cost, variance), gap = _cost_and_gap(sums[SETTLE])
+    each = (cost + variance.sqrt()).clamp(min=0) * odds.to(cost) * ((1 - RATE) / RATE)
+    of_all = each[torch.tensor(left, device=cost.device)].sum()
+    spent, taken = torch.stack([of_all, _taken(gap, sums[SHIFT])]).tolist()
+    if not (math.isfinite(spent) and taken > 0):  # of no example, or of one: nothing is known
+        return 1.0
+    return max(1.0, SPENT * taken / spent) if spent else math.inf
+
+
+def _taken(gap: tuple[Tensor, Tensor], shift: Float[Tensor, "3 rates"]) -> Float[Tensor, ""]:
+    """What over-fitting takes: of the gap what is neither chance nor there from the beginning."""
+    by, variance = _shift(shift)
+    return (gap[0] - by - (gap[1] + variance).sqrt()).clamp(min=0)[0]
+
+
+def _shift(sums: Float[Tensor, "3 rates"]) -> tuple[Tensor, Tensor]:
     """By how much held-out data are harder, and its variance; 0 where that may be chance."""
-    count, total, squares = sums[9:]
+    count, total, squares = sums
     mean = total / count
     variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
     sure = (mean > HARDER * variance.sqrt()) & (count > 1)  # nothing is known of no look, or of one
     return torch.where(sure, mean, 0.0), torch.where(sure, variance, 0.0)
 
 
-def _cost_and_gap(sums: Float[Tensor, "12 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Each as a mean and its variance, for every rate."""
-    count, total, squares = sums[:9].view(3, 3, -1).unbind(1)
+    count, total, squares = sums.view(3, 3, -1).unbind(1)
     mean = total / count
     cost, trained, held_out = zip(mean, (squares / count - mean**2).clamp(min=0) / (count - 1), strict=True)
     return cost, (held_out[0] - trained[0], held_out[1] + trained[1])

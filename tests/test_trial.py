@@ -1,4 +1,6 @@
-"""Noise that costs more than over-fitting is left alone; noise that may pay is not."""
+"""Noise that costs more than over-fitting is left alone; noise that may pay is not, and too little of it is lifted."""
+
+import math
 
 import pytest
 import torch
@@ -6,8 +8,26 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Objective, SelfTuning
+from lbdrop.dropout import logit_of
 from lbdrop.objective import _Batch
-from lbdrop.trial import LEAST, MOST, RATE, STEPS, balanced, costs, shift_of, sums_of, too_dear, turn
+from lbdrop.trial import (
+    BEGIN,
+    LEAST,
+    LIFTED,
+    MOST,
+    RATE,
+    SETTLE,
+    SHIFT,
+    SPENT,
+    STEPS,
+    balanced,
+    costs,
+    lift,
+    shift_of,
+    sums_of,
+    too_dear,
+    turn,
+)
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -23,6 +43,17 @@ def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.
     model = nn.Sequential(lbdrop.LearnableDropout(rate=0.3), nn.Linear(inputs, 1, bias=False)).double()
     model[1].weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T.clone()
     return model, x, y
+
+
+def trials(
+    begin: Tensor | None = None, shift: Tensor | float | None = None, settle: Tensor | None = None, rates: int = 1
+) -> Tensor:
+    """What a rule has summed up, where these have been seen."""
+    found = torch.zeros(21, rates, dtype=torch.float64)
+    for at, part in ((BEGIN, begin), (SHIFT, shift), (SETTLE, settle)):
+        if part is not None:
+            found[at] = part
+    return found
 
 
 def course(
@@ -42,13 +73,13 @@ def asked(model: nn.Module, x: Tensor, y: Tensor, held_out: Tensor) -> list[bool
     logit, generator = model[0].logit, torch.Generator().manual_seed(0)
     before = logit.detach().clone()
     evaluation = _Batch(Objective(model, lbdrop.Bound(model, len(x))), squares, (x, y))
-    found = torch.zeros(12, 1, dtype=torch.float64)
+    found = torch.zeros(9, 1, dtype=torch.float64)
     for _ in range(4):
         plain, cost = costs(evaluation, [logit], [0], generator)
         torch.testing.assert_close(plain, (model[1](x).squeeze(1) - y).detach().float() ** 2)
         found += sums_of(cost, [0], 1, plain, held_out)
     assert torch.equal(logit.detach(), before)
-    return too_dear(found)
+    return too_dear(trials(found))
 
 
 def test_the_cost_of_noise_is_that_of_its_closed_form() -> None:
@@ -69,11 +100,12 @@ def test_a_cost_that_may_be_chance_is_none() -> None:
     model, x, y = linear(5, 2000, 0.1)
     plain = (model[1](x).squeeze(1) - y).detach() ** 2
     assert asked(model, x[:2], y[:2], plain[:2]) == [False]
-    assert too_dear(torch.zeros(12, 3, dtype=torch.float64)) == [False] * 3  # nothing was tried
+    assert too_dear(trials(rates=3)) == [False] * 3  # nothing was tried
     one = torch.ones(1)
-    assert too_dear(sums_of(one[:, None], [0], 1, one, one)) == [False]  # one number has no spread
+    assert too_dear(trials(sums_of(one[:, None], [0], 1, one, one))) == [False]  # one number has no spread
     for endless in (torch.nan, torch.inf):
-        assert too_dear(sums_of(endless * torch.ones(5, 1), [1], 2, torch.ones(5), torch.ones(5))) == [False, True]
+        found = sums_of(endless * torch.ones(5, 1), [1], 2, torch.ones(5), torch.ones(5))
+        assert too_dear(trials(found, rates=2)) == [False, True]
 
 
 def test_a_network_that_over_fits_keeps_its_dropout_and_one_that_does_not_loses_it() -> None:
@@ -103,7 +135,8 @@ def test_rates_begin_where_all_noise_together_costs_what_over_fitting_takes() ->
     chance = (2 * plain.var(correction=0) / len(plain)).sqrt()  # of the means of training and held-out examples
     for rate in (0.08, 0.2, 0.4):
         gap = 2 * rate / (1 - rate) * each.mean() + chance
-        found = sums_of((0.1 / 0.9 * each)[:, None].expand(-1, 2), [0, 1], 2, plain, plain + gap)
+        tried = sums_of((0.1 / 0.9 * each)[:, None].expand(-1, 2), [0, 1], 2, plain, plain + gap)
+        found = trials(tried, rates=2)
         assert balanced(found, [True, True]) == pytest.approx(rate, rel=1e-3)  # n or n − 1
         alone = balanced(found, [True, False])  # what is off costs nothing, so that the other may cost twice as much
         assert alone / (1 - alone) == pytest.approx(min(2 * rate / (1 - rate), MOST / (1 - MOST)), rel=1e-3)
@@ -114,8 +147,8 @@ def test_rates_begin_where_all_noise_together_costs_what_over_fitting_takes() ->
         (torch.inf, 1, LEAST),
         (torch.nan, 1, LEAST),
     ):
-        assert balanced(sums_of(cost * each[:, None], [0], 1, plain, plain + gap), [True]) == expected
-    assert balanced(torch.zeros(12, 1), [True]) == RATE  # nothing was tried
+        assert balanced(trials(sums_of(cost * each[:, None], [0], 1, plain, plain + gap)), [True]) == expected
+    assert balanced(trials(), [True]) == RATE  # nothing was tried
 
 
 @pytest.mark.parametrize("start", [None, 0.3])
@@ -195,18 +228,19 @@ def test_a_gap_that_was_there_before_anything_was_learned_is_no_over_fitting() -
     plain = (model[1](x).squeeze(1) - y).detach() ** 2
     gap = 0.2 / 0.8 * each.mean()
     found = sums_of((0.1 / 0.9 * each)[:, None], [0], 1, plain, plain + gap)
-    without = balanced(found, [True])
+    without = balanced(trials(found), [True])
     assert without == pytest.approx(0.2, abs=0.01)
-    chance = sum(shift_of(plain, plain + sign * gap, 1) for sign in (-1, 1.5, -1, 1.5))  # of either sign: chance
-    assert balanced(found + chance, [True]) == without
-    assert balanced(found + shift_of(plain, plain + gap, 1), [True]) == without  # one look has no spread
-    half = sum(shift_of(plain, plain + share * gap, 1) for share in (0.49, 0.5, 0.51))
-    expected = without / (1 - without) - 0.1 / 0.8
-    found_rate = balanced(found + half, [True])
-    assert found_rate / (1 - found_rate) == pytest.approx(expected, rel=0.02)
-    whole = sum(shift_of(plain, plain + share * gap, 1) for share in (0.99, 1.0, 1.01))
-    assert balanced(found + whole, [True]) == LEAST
-    assert too_dear(found + whole) == too_dear(found)  # whether noise pays is asked of the whole gap
+
+    def begins(*shares: float) -> float:
+        return balanced(trials(found, sum(shift_of(plain, plain + share * gap, 1) for share in shares)), [True])
+
+    assert begins(-1, 1.5, -1, 1.5) == without  # of either sign: chance
+    assert begins(1) == without  # one look has no spread
+    half = begins(0.49, 0.5, 0.51)
+    assert half / (1 - half) == pytest.approx(without / (1 - without) - 0.1 / 0.8, rel=0.02)
+    assert begins(0.99, 1.0, 1.01) == LEAST
+    whole = trials(found, sum(shift_of(plain, plain + share * gap, 1) for share in (0.99, 1.0, 1.01)))
+    assert too_dear(whole) == too_dear(trials(found))  # whether noise pays is asked of the whole gap
 
 
 @pytest.mark.parametrize("harder", [0.0, 30.0])
@@ -251,3 +285,96 @@ def test_shift_is_not_asked_for_where_the_first_epoch_is_not_over_in_time_or_not
     for examples, expected in ((None, range(0)), (40, range(0, 10)), (200, range(30, 50)), (250, range(0))):
         rule = SelfTuning(model, [(x, y)], steps=1000, examples=examples)
         assert rule._last_of_first_epoch(batch) == expected
+
+
+def test_rates_are_lifted_until_their_noise_costs_half_of_what_over_fitting_takes() -> None:
+    """The closed form once more: noise of odds o costs o Σ (xw)²; two dropouts, of which one may be off."""
+    model, x, y = linear(5, 2000, 0.1)
+    each = (x * model[1].weight.detach()).square().sum(1)
+    plain = (model[1](x).squeeze(1) - y).detach() ** 2
+    chance = (2 * plain.var(correction=0) / len(plain)).sqrt()
+    per_odds = float(each.mean() + (each.var(correction=0) / len(each)).sqrt())  # what may be chance makes it dearer
+    odds = torch.tensor([0.1, 0.3])
+    for times in (2.0, 7.0):
+        gap = times * 0.4 * per_odds / SPENT + chance
+        found = sums_of((0.1 / 0.9 * each)[:, None].expand(-1, 2), [0, 1], 2, plain, plain + gap)
+        assert lift(trials(settle=found, rates=2), odds, [True, True]) == pytest.approx(times, rel=1e-3)
+        assert lift(trials(settle=found, rates=2), odds, [False, True]) == pytest.approx(times * 4 / 3, rel=1e-3)
+        assert lift(trials(begin=found, rates=2), odds, [True, True]) == 1  # nothing was tried when rates settle
+        assert lift(trials(settle=found, rates=2), 10 * odds, [True, True]) == 1  # enough
+        shift = sum(shift_of(plain, plain + share * gap, 2) for share in (0.999, 1.0, 1.001))
+        assert lift(trials(settle=found, shift=shift, rates=2), odds, [True, True]) == 1
+    for cost, gap, expected in ((-1, 1, math.inf), (-1, -1, 1), (1, -1, 1), (torch.nan, 1, 1), (torch.inf, 1, 1)):
+        found = sums_of(torch.full((len(x), 1), float(cost)), [0], 1, plain, plain + gap)
+        assert lift(trials(settle=found), odds[:1], [True]) == expected
+
+
+def test_a_lift_takes_all_that_are_left_along_and_none_too_far() -> None:
+    own = (0.05, 0.2, 0.8, 0.05)
+    layers = [lbdrop.LearnableDropout(8, rate=rate) for rate in own]
+    layers[3].logit.requires_grad_(False)
+    model = nn.Sequential(*layers, nn.Linear(8, 1))
+    rule = SelfTuning(model, [(torch.randn(4, 8), torch.randn(4))], steps=10)
+    for layer, rate in zip(layers, own, strict=True):
+        layer.logit.data.fill_(logit_of(rate))
+    layers[0].logit.data += torch.linspace(-0.1, 0.1, 8)
+    before = [layer.logit.detach().clone() for layer in layers]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lbdrop.trial.lift", lambda *_: 1.0)
+        rule._lift()
+        assert all(torch.equal(layer.logit, logit) for layer, logit in zip(layers, before, strict=True))
+        patched.setattr("lbdrop.trial.lift", lambda *_: 3.0)
+        rule._lift()
+        torch.testing.assert_close(layers[0].logit.detach(), before[0] - math.log(3))  # and their differences stay
+        assert layers[1].p / (1 - layers[1].p) == pytest.approx(3 * 0.25)
+        assert torch.equal(layers[2].logit, before[2])  # above what any is lifted to
+        assert torch.equal(layers[3].logit, before[3])  # not learned
+        patched.setattr("lbdrop.trial.lift", lambda *_: math.inf)
+        rule._lift()
+        assert layers[0].p == pytest.approx(LIFTED)
+        assert layers[2].p == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_trial_when_rates_settle_changes_nothing_where_nothing_is_lifted(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """Numbers that it draws, of a generator or of everyone's, and batches are there again afterwards."""
+    _, x, y = linear(40, 200, 3.0)
+    held_out, found = list(zip(x[100:].split(10), y[100:].split(10), strict=True)), []
+    monkeypatch.setattr("lbdrop.trial.SPENT", 0.0)
+    for tries in (True, False):
+        torch.manual_seed(0)
+        model = lbdrop.convert(nn.Sequential(nn.Dropout(0.2), nn.Linear(40, 1)).double(), verbose=False)
+        generator = torch.Generator().manual_seed(0) if own else None
+        rule = SelfTuning(model, held_out, steps=500, examples=100, start=0.3, every=1, generator=generator)
+        monkeypatch.setattr(rule, "_useless", lambda: [False])
+        if not tries:
+            monkeypatch.setattr(rule, "_try_noise_aside", lambda evaluation: None)
+        optimizer = torch.optim.Adam(lbdrop.parameter_groups(model), lr=1e-2)
+        rates = course(model, rule, optimizer, x[:20], y[:20], 230)
+        assert rates[60] != rates[199] == rates[-1]
+        assert float(rule.slopes.trial[SETTLE][0, 0]) == STEPS * 20 * tries
+        found.append((rates, model[1].weight.detach().clone()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_noise_that_is_too_little_when_rates_settle_is_lifted() -> None:
+    """Twenty inputs, sixty examples, at least squares: what over-fits here takes more than twice what .05 costs."""
+    torch.manual_seed(0)
+    model, x, y = linear(20, 60, 3.0)
+    _, more, answers = linear(20, 4060, 3.0)
+    more, answers = more[60:], answers[60:]
+    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
+    per_odds = (x * model[1].weight.detach()).square().sum(1).mean()
+    expected = float(SPENT * gap / per_odds)
+    rule = SelfTuning(model, [(more, answers)], steps=500, start=0.05, every=200)  # too few looks for them to move
+    objective = Objective(model, rule)
+    for step in range(rule.settles):
+        assert model[0].p == pytest.approx(0.05), step
+        objective(squares, x, y)
+    assert model[0].p / (1 - model[0].p) == pytest.approx(
+        expected, rel=0.3
+    )  # its own is smaller, by what may be chance
+    assert model[0].p > 0.08

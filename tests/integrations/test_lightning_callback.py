@@ -239,9 +239,7 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_ends_where_it_would
     layer = whole.net.drop
     assert rule.settles == layer.slopes.steps == 24  # of 60 steps
     begun = trial.balanced(layer.slopes.trial, [True])
-    assert (
-        1e-3 < abs(layer.p - begun) < 0.1
-    )  # it has moved from where the rule begins, whatever the module's own 0.3 was
+    assert abs(layer.p - begun) > 1e-3  # it has moved from where the rule begins
     saved = torch.load(tmp_path / "1.ckpt")["state_dict"]
     assert int(saved["net.drop.slopes._extra_state"][0, 0]) == 20
     resumed, _ = run(tmp_path / "1.ckpt", L.Callback())
