@@ -47,7 +47,7 @@ class HeldOut:
 
     def next(self) -> tuple[Any, ...]:
         """The next batch, as what a loss function is called with."""
-        return self._waiting.pop(0) if self._waiting else next(self._stream)
+        return self._there(self._waiting.pop(0) if self._waiting else next(self._stream))
 
     def peek(self) -> tuple[Any, ...]:
         """The next batch, which will still be the next."""
@@ -56,8 +56,8 @@ class HeldOut:
     def ahead(self, count: int) -> tuple[Any, ...]:
         """The batch after ``count`` others, none of which is taken by this."""
         while len(self._waiting) <= count:
-            self._waiting.append(next(self._stream))
-        return self._waiting[count]
+            self._waiting.append(next(self._stream))  # where they come from: many may wait
+        return self._there(self._waiting[count])
 
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
@@ -88,13 +88,15 @@ class HeldOut:
         begin, self._given = self._given, self._given + count
         return [leaf[begin : self._given] for leaf in self._rest]
 
+    def _there(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tree_map(lambda t: t.to(self.like.device) if isinstance(t, Tensor) else t, batch)
+
     def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
         while True:
             empty = True
             for batch in self.batches:
                 empty = False
-                parts = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-                yield tree_map(lambda t: t.to(self.like.device) if isinstance(t, Tensor) else t, parts)
+                yield tuple(batch) if isinstance(batch, list | tuple) else (batch,)
             if empty:
                 raise DropoutError(
                     "held_out: want batches that can be gone through again and again, got none; give a DataLoader or a"

@@ -1,11 +1,12 @@
-"""Eval mode for a while, after which every module is in its own again: some may have been in eval mode all along."""
+"""States for a while, after which all is as it was: modes, where single modules may have their own; kernels; random numbers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import torch
 from torch import nn
 
-__all__ = ["as_at_test"]
+__all__ = ["as_at_test", "put_back", "recurrent_by_hand"]
 
 
 @contextmanager
@@ -18,3 +19,25 @@ def as_at_test(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def recurrent_by_hand(model: nn.Module) -> Iterator[None]:
+    """cuDNN's recurrent layers have no backward pass in eval mode; torch's own have."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
+        yield
+
+
+@contextmanager
+def put_back(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """What is drawn here is drawn again afterwards."""
+    if generator is None:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+        return
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)

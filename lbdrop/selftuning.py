@@ -32,7 +32,7 @@ from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.held_out import HeldOut, size_of
 from lbdrop.masks import use
-from lbdrop.modes import as_at_test
+from lbdrop.modes import as_at_test, put_back, recurrent_by_hand
 from lbdrop.rules import Evaluation
 from lbdrop.slopes import Slopes
 
@@ -165,6 +165,8 @@ class SelfTuning:
             self._switch_off(self._useless())
         if self.slopes.steps == self.settles:
             self._lift()
+            if self.examples is None:
+                self.held_out.restart()  # what waits there is not needed any more
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
@@ -197,7 +199,7 @@ class SelfTuning:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
         batch = self.held_out.next()
         around = self._around(self.spread, follow=True)
-        with as_at_test(self.model), around.opened(), use(self.model, around), _recurrent_by_hand(self.model):
+        with as_at_test(self.model), around.opened(), use(self.model, around), recurrent_by_hand(self.model):
             held_out = evaluation.elsewhere(batch)
         self.last_held_out = held_out.detach().mean()
         assert around.offsets is not None
@@ -213,10 +215,9 @@ class SelfTuning:
 
     def _try_noise_aside(self, evaluation: Evaluation) -> None:
         """Once more, with numbers and batches that are put back: a run in which nothing is lifted stays what it was."""
-        if any(logit.requires_grad for logit in self.logits):
-            with _put_back(self.generator, self.logits[0].device):
-                batch = self.held_out.ahead(self.slopes.steps - self._tried_again)
-                self._try_noise(evaluation, batch, trial.SETTLE)
+        with put_back(self.generator, self.logits[0].device):
+            batch = self.held_out.ahead(self.slopes.steps - self._tried_again)
+            self._try_noise(evaluation, batch, trial.SETTLE)
 
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
@@ -237,12 +238,12 @@ class SelfTuning:
 
     def _last_of_first_epoch(self, evaluation: Evaluation) -> range:
         """The steps that see batches which are new and yet not the first; none where that cannot be known, or not in time."""
-        if self.examples is None:
+        if self.examples is None or not evaluation.batch:
             return range(0)
         if self._epoch is None:
             here = torch.tensor(float(size_of(evaluation.batch)), device=self.logits[0].device)
             self._epoch = int(self.examples / float(evaluation.summed(here)))
-        if self._epoch > self.begins - trial.STEPS:
+        if self._epoch > self._tried_again:
             return range(0)
         return range(max(0, self._epoch - trial.STEPS), self._epoch)
 
@@ -261,7 +262,8 @@ class SelfTuning:
     def _lift(self) -> None:
         """Rates whose noise is too little for what over-fits by now."""
         left = [logit.requires_grad for logit in self.logits]
-        if not any(left):
+        # In a first epoch nothing can over-fit yet, and a gap is something else.
+        if not any(left) or (self._epoch is not None and self._epoch > self._tried_again):
             return
         odds = torch.stack([(-logit.detach()).exp().mean() for logit in self.logits])
         by = trial.lift(self.slopes.trial, odds, left)
@@ -375,25 +377,3 @@ def _still(logits: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for logit in moving:
             logit.requires_grad_(True)
-
-
-@contextmanager
-def _put_back(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """What is drawn here is drawn again afterwards."""
-    if generator is None:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-        return
-    state = generator.get_state()
-    try:
-        yield
-    finally:
-        generator.set_state(state)
-
-
-@contextmanager
-def _recurrent_by_hand(model: nn.Module) -> Iterator[None]:
-    """cuDNN's recurrent layers have no backward pass in eval mode; torch's own have."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
-        yield

@@ -15,6 +15,7 @@ $$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
 
 Not every gap is over-fitting: held-out data may be harder, as texts of other topics are. In the first epoch, whose batches
 have not been trained on yet, nothing can over-fit; a gap that is there at its end, by four standard errors, is taken off.
+That is asked where the length of an epoch is known, from ``examples``, and in time.
 
 Nor is all over-fitting there so early, and rates that follow the held-out loss of the present follow it too late. When they
 are about to settle the noise is tried once more. If all of it together costs less than half of what over-fitting takes by
@@ -55,8 +56,8 @@ AT_ONCE = 4
 # How many gaps the cost has to be above, and by how many standard errors. They take every draw for a new example, and are
 # too small where data are few.
 GAPS, SURE = 2.0, 3.0
-# By how many standard errors held-out data have to be harder from the beginning for it to count.
-HARDER = 4.0
+# By how many standard errors, of how many looks at least, held-out data have to be harder from the beginning for it to count.
+HARDER, LOOKS = 4.0, 5
 # Where rates may begin: from the edges it is far to anywhere else.
 LEAST, MOST = 0.05, 0.5
 # Of what over-fitting takes when rates settle, the share that noise costs at least; and the rate up to which they are lifted.
@@ -148,9 +149,9 @@ def lift(sums: Float[Tensor, "21 rates"], odds: Float[Tensor, "rates"], left: Se
     each = (cost + variance.sqrt()).clamp(min=0) * odds.to(cost) * ((1 - RATE) / RATE)
     of_all = each[torch.tensor(left, device=cost.device)].sum()
     spent, taken = torch.stack([of_all, _taken(gap, sums[SHIFT])]).tolist()
-    if not (math.isfinite(spent) and taken > 0):  # of no example, or of one: nothing is known
+    if not (math.isfinite(spent) and spent > 0 and taken > 0):  # or nothing is known, as of no example or of one
         return 1.0
-    return max(1.0, SPENT * taken / spent) if spent else math.inf
+    return max(1.0, SPENT * taken / spent)
 
 
 def _taken(gap: tuple[Tensor, Tensor], shift: Float[Tensor, "3 rates"]) -> Float[Tensor, ""]:
@@ -164,7 +165,7 @@ def _shift(sums: Float[Tensor, "3 rates"]) -> tuple[Tensor, Tensor]:
     count, total, squares = sums
     mean = total / count
     variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
-    sure = (mean > HARDER * variance.sqrt()) & (count > 1)  # nothing is known of no look, or of one
+    sure = (mean > HARDER * variance.sqrt()) & (count >= LOOKS)
     return torch.where(sure, mean, 0.0), torch.where(sure, variance, 0.0)
 
 

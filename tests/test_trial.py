@@ -235,11 +235,11 @@ def test_a_gap_that_was_there_before_anything_was_learned_is_no_over_fitting() -
         return balanced(trials(found, sum(shift_of(plain, plain + share * gap, 1) for share in shares)), [True])
 
     assert begins(-1, 1.5, -1, 1.5) == without  # of either sign: chance
-    assert begins(1) == without  # one look has no spread
-    half = begins(0.49, 0.5, 0.51)
+    assert begins(1) == begins(0.99, 1.0, 1.0, 1.01) == without  # of few looks nothing is sure
+    half = begins(0.49, 0.5, 0.5, 0.5, 0.51)
     assert half / (1 - half) == pytest.approx(without / (1 - without) - 0.1 / 0.8, rel=0.02)
-    assert begins(0.99, 1.0, 1.01) == LEAST
-    whole = trials(found, sum(shift_of(plain, plain + share * gap, 1) for share in (0.99, 1.0, 1.01)))
+    assert begins(0.99, 1.0, 1.0, 1.0, 1.01) == LEAST
+    whole = trials(found, sum(shift_of(plain, plain + share * gap, 1) for share in (0.99, 1.0, 1.0, 1.0, 1.01)))
     assert too_dear(whole) == too_dear(trials(found))  # whether noise pays is asked of the whole gap
 
 
@@ -279,12 +279,38 @@ def test_a_look_at_shift_takes_nothing_from_the_held_out_data(monkeypatch: pytes
     assert found[0] == found[1]
 
 
-def test_shift_is_not_asked_for_where_the_first_epoch_is_not_over_in_time_or_not_known() -> None:
+def test_shift_is_asked_for_where_the_first_epoch_is_known_and_over_in_time() -> None:
     model, x, y = linear(4, 400, 0.1)
     batch = _Batch(Objective(model, lbdrop.Bound(model, 400)), squares, (x[:4], y[:4]))
-    for examples, expected in ((None, range(0)), (40, range(0, 10)), (200, range(30, 50)), (250, range(0))):
+    for examples, expected in (
+        (None, range(0)),
+        (40, range(10)),
+        (200, range(30, 50)),
+        (1200, range(280, 300)),  # after rates have begun, and before noise is tried again, at 380 of 400 steps
+        (1520, range(360, 380)),
+        (1600, range(0)),
+    ):
         rule = SelfTuning(model, [(x, y)], steps=1000, examples=examples)
         assert rule._last_of_first_epoch(batch) == expected
+    assert rule._last_of_first_epoch(_Batch(batch._objective, squares, ())) == range(0)
+
+
+@pytest.mark.parametrize("epochs", [0.5, 8, 20])
+def test_rates_are_not_lifted_where_held_out_data_are_just_harder(epochs: float) -> None:
+    """Plenty of examples and little to over-fit: in a first epoch, in one that ends after rates have begun, and in one before."""
+    torch.manual_seed(0)
+    model, x, y = linear(10, 4000, 0.5)
+    _, more, answers = linear(10, 5000, 0.5)
+    worse = answers[4000:] + 5 * torch.randn(1000, dtype=torch.float64)
+    steps = int(epochs * 200)
+    rule = SelfTuning(model, [(more[4000:], worse)], steps=steps, examples=4000, start=0.05, plain=0.1, every=steps)
+    rule.begins = min(rule.begins, 20)  # noise that costs too much is not to be switched off here
+    model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
+    batches, objective = torch.arange(4000).split(20), Objective(model, rule)
+    for step in range(rule.settles):
+        rows = batches[step % 200]
+        objective(squares, x[rows], y[rows]).backward()
+    assert model[0].p < 0.051
 
 
 def test_rates_are_lifted_until_their_noise_costs_half_of_what_over_fitting_takes() -> None:
@@ -302,11 +328,11 @@ def test_rates_are_lifted_until_their_noise_costs_half_of_what_over_fitting_take
         assert lift(trials(settle=found, rates=2), odds, [False, True]) == pytest.approx(times * 4 / 3, rel=1e-3)
         assert lift(trials(begin=found, rates=2), odds, [True, True]) == 1  # nothing was tried when rates settle
         assert lift(trials(settle=found, rates=2), 10 * odds, [True, True]) == 1  # enough
-        shift = sum(shift_of(plain, plain + share * gap, 2) for share in (0.999, 1.0, 1.001))
+        shift = sum(shift_of(plain, plain + share * gap, 2) for share in (0.999, 1.0, 1.0, 1.0, 1.001))
         assert lift(trials(settle=found, shift=shift, rates=2), odds, [True, True]) == 1
-    for cost, gap, expected in ((-1, 1, math.inf), (-1, -1, 1), (1, -1, 1), (torch.nan, 1, 1), (torch.inf, 1, 1)):
+    for cost, gap in ((-1, 1), (-1, -1), (1, -1), (torch.nan, 1), (torch.inf, 1)):  # what costs nothing says nothing
         found = sums_of(torch.full((len(x), 1), float(cost)), [0], 1, plain, plain + gap)
-        assert lift(trials(settle=found), odds[:1], [True]) == expected
+        assert lift(trials(settle=found), odds[:1], [True]) == 1
 
 
 def test_a_lift_takes_all_that_are_left_along_and_none_too_far() -> None:
@@ -329,7 +355,7 @@ def test_a_lift_takes_all_that_are_left_along_and_none_too_far() -> None:
         assert layers[1].p / (1 - layers[1].p) == pytest.approx(3 * 0.25)
         assert torch.equal(layers[2].logit, before[2])  # above what any is lifted to
         assert torch.equal(layers[3].logit, before[3])  # not learned
-        patched.setattr("lbdrop.trial.lift", lambda *_: math.inf)
+        patched.setattr("lbdrop.trial.lift", lambda *_: 1e9)
         rule._lift()
         assert layers[0].p == pytest.approx(LIFTED)
         assert layers[2].p == pytest.approx(0.8)
@@ -378,3 +404,4 @@ def test_noise_that_is_too_little_when_rates_settle_is_lifted() -> None:
         expected, rel=0.3
     )  # its own is smaller, by what may be chance
     assert model[0].p > 0.08
+    assert not rule.held_out._waiting  # examples that are not given back are needed no more

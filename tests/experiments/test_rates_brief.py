@@ -10,10 +10,33 @@ from lbdrop.errors import DropoutError
 from lbdrop.records import read_json
 
 ROOT = Path(brief.__file__).parent.parent.parent
-WORDS = (
-    "none one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
-    " nineteen twenty twenty-one twenty-two twenty-three twenty-four"
-).split()
+WORDS = [
+    "none",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+    "twenty-one",
+    "twenty-two",
+    "twenty-three",
+    "twenty-four",
+]
 SUMMARY = read_json(RESULTS / "summary.json")
 
 
@@ -62,7 +85,10 @@ def test_counts_of_pages_are_those_of_the_records() -> None:
         assert f"level on {again['level']} and worse on {again['worse']}" in said, page
     own = " ".join((ROOT / "experiments/rates/README.md").read_text(encoding="utf-8").split())
     total = WORDS[sum(plain["tuned-layer"].values())]
-    assert f"of {total} tasks it is better on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}" in own
+    assert (
+        f"of {total} tasks it is better on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}"
+        in own
+    )
     said = {verdict: WORDS[count] for verdict, count in masked["tuned-layer"].items()}
     assert f"with 20 masks better on {said['better']}, level on {said['level']} and worse on {said['worse']}" in own
     for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
