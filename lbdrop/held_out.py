@@ -1,11 +1,12 @@
 """Held-out data: batches to look at again and again, and examples to give back to training when rates are settled."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lbdrop.errors import DropoutError
 
@@ -38,6 +39,14 @@ class HeldOut:
         except (AttributeError, TypeError):
             self._count = sum(size_of(each) for each in self.batches)
 
+    @property
+    def distinct(self) -> float:
+        """How many batches differ, before they come again; of a stream without a length any number."""
+        try:
+            return float(len(self.batches))  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return math.inf
+
     def restart(self) -> None:
         """Begin anew."""
         self._stream = self._again_and_again()
@@ -61,7 +70,7 @@ class HeldOut:
 
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
-        leaves, form = tree_flatten(batch)
+        leaves, form = _flat(batch)
         self._owed += size_of(batch) * self._count / (self._count + examples)
         count = int(self._owed)
         if not count:
@@ -69,7 +78,8 @@ class HeldOut:
         self._owed -= count
         try:
             own = [leaf[count:] for leaf in leaves]
-            return tree_unflatten([torch.cat(both) for both in zip(own, self._taken(count, form), strict=True)], form)
+            both = [torch.cat(pair) for pair in zip(own, self._taken(count, form), strict=True)]
+            return tuple(both) if isinstance(form, int) else tree_unflatten(both, form)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DropoutError(
                 "held_out: want batches like those of training, so that its examples can be given back, got"
@@ -79,9 +89,9 @@ class HeldOut:
     def _taken(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
         while not self._rest or size_of(self._rest) - self._given < count:
-            more, theirs = tree_flatten(self.next())
+            more, theirs = _flat(self.next())
             if theirs != form:
-                raise TypeError(f"{theirs.num_leaves} tensors, or in another order, instead of {form.num_leaves}")
+                raise TypeError(f"{len(more)} tensors that are held otherwise than those of training")
             if self._rest:
                 more = [torch.cat((old[self._given :], new)) for old, new in zip(self._rest, more, strict=True)]
             self._rest, self._given = more, 0
@@ -89,7 +99,9 @@ class HeldOut:
         return [leaf[begin : self._given] for leaf in self._rest]
 
     def _there(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tree_map(lambda t: t.to(self.like.device) if isinstance(t, Tensor) else t, batch)
+        leaves, form = _flat(batch)
+        there = [leaf.to(self.like.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return tuple(there) if isinstance(form, int) else tree_unflatten(there, form)
 
     def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
         while True:
@@ -104,9 +116,16 @@ class HeldOut:
                 )
 
 
+def _flat(batch: Any) -> tuple[list[Any], Any]:
+    """What a batch holds, and its form: of a tuple of tensors, which most are, their number. A search for them takes time."""
+    if isinstance(batch, tuple) and all(isinstance(each, Tensor) for each in batch):
+        return list(batch), len(batch)
+    return tree_flatten(batch)
+
+
 def size_of(batch: Any) -> int:
     """How many examples a batch has."""
-    found = next((leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
+    found = next((leaf for leaf in _flat(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
     if found is None:
         raise DropoutError("held_out: want batches of tensors, got none in one; pass examples=None to keep them out")
     return len(found)

@@ -1,4 +1,4 @@
-"""States for a while, after which all is as it was: modes, where single modules may have their own; kernels; random numbers."""
+"""States for a while, after which all is as it was: modes, where single modules may have their own; kernels; gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-__all__ = ["as_at_test", "put_back", "recurrent_by_hand"]
+__all__ = ["as_at_test", "recurrent_by_hand", "still"]
 
 
 @contextmanager
@@ -30,14 +30,13 @@ def recurrent_by_hand(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def put_back(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """What is drawn here is drawn again afterwards."""
-    if generator is None:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-        return
-    state = generator.get_state()
+def still(rates: list[nn.Parameter]) -> Iterator[None]:
+    """What is computed here has no gradient for these rates."""
+    moving = [logit for logit in rates if logit.requires_grad]
     try:
+        for logit in moving:
+            logit.requires_grad_(False)
         yield
     finally:
-        generator.set_state(state)
+        for logit in moving:
+            logit.requires_grad_(True)

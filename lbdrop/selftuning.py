@@ -7,32 +7,32 @@ $$ y = (x \odot z)\,(1 + \epsilon G) + \epsilon H, \qquad z \sim \mathrm{Ber}(\s
 
 Weights, $G$ and $H$ follow the training loss. Now and then held-out examples are looked at, without dropout: their loss as a
 function of $\alpha + \epsilon$ has slopes through $G$ and $H$, and :class:`~lbdrop.slopes.Slopes` turns them into steps of the
-rates. A run has three parts. First a short one without dropout, at whose end each rate's noise is tried: one that would
-cost too much is switched off, the others begin where they cost what over-fitting takes (:mod:`lbdrop.trial`). Then this one,
-at whose end the noise is tried once more and rates are settled. The rest is ordinary training at these rates, on all data:
-held-out examples have done their work, and are given back.
+rates. A run has three parts. First a short one without dropout, which ends where something surely over-fits, or where each
+rate's noise has been tried: one that would cost too much is switched off, the others begin where they cost what over-fitting
+takes (:mod:`lbdrop.trial`). Then this one, in which slopes say which rate should rise and which should fall, and
+:mod:`lbdrop.balance` how much noise there is in all; at its end rates are settled. The rest is ordinary training at these
+rates, on all data: held-out examples have done their work, and are given back.
 
 MacKay et al., Self-Tuning Networks, ICLR 2019; here with the response inside the dropout layers, so that any converted model
 has it, and with steps of Newton's kind in place of the optimiser's.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop import trial
+from lbdrop import balance, trial
 from lbdrop.around import Around, Widths
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.held_out import HeldOut, size_of
 from lbdrop.masks import use
-from lbdrop.modes import as_at_test, put_back, recurrent_by_hand
+from lbdrop.modes import as_at_test, recurrent_by_hand, still
 from lbdrop.rules import Evaluation
 from lbdrop.slopes import Slopes
 
@@ -42,6 +42,10 @@ __all__ = ["SelfTuning"]
 PATIENCE = 50
 # Where rates are held while they move: lower, and examples around them say nothing of higher ones any more.
 LOWEST, HIGHEST = 0.03, 0.9
+# Where the balance takes no rate beyond: one that is above has gone there by its slopes.
+LIFTED = 0.7
+# Of the steps without dropout, those after which it is asked whether something over-fits already.
+EARLY = (1 / 8, 1 / 4, 1 / 2)
 # The looks are forgotten over about a tenth of them; before half of that has been seen no rate moves.
 WINDOWS = 10
 # Of the steps until rates are settled, those after which rates may be switched off, so that weights have time without them.
@@ -98,8 +102,7 @@ class SelfTuning:
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
         self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
-        # In a run that is too short for it the noise is not tried again.
-        self._tried_again = self.settles - (trial.STEPS if self.settles - self.begins >= trial.STEPS else 0)
+        self._asks = {math.ceil(share * self.begins) for share in EARLY}
         self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
@@ -142,8 +145,8 @@ class SelfTuning:
             return self._around_now(evaluation)
         if self._fresh:
             self._take_up()
-        if self.slopes.steps == self.begins > 0 and not self.settled:
-            self._begin()
+        if not self.settled:
+            self._begin_if_due()
         if self.settled:
             self._stay(self.logits)
             if self.examples is not None:
@@ -155,25 +158,24 @@ class SelfTuning:
         if self.slopes.steps in self._last_of_first_epoch(evaluation):
             self._see_shift(evaluation)
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
-            self._try_noise(evaluation, self.held_out.next(), trial.BEGIN)
-        if self.slopes.steps >= self._tried_again:
-            self._try_noise_aside(evaluation)
+            self._try_noise(evaluation)
         self.slopes.steps += 1
-        if self.slopes.steps > self.begins and self.slopes.steps % self.every == 0:
+        looks, begun = self.slopes.steps % self.every == 0, self.slopes.steps > self.begins
+        if looks and (begun or self.slopes.steps <= max(self._asks)):
+            self._weigh(evaluation)
+        if looks and begun:
             self._look(evaluation)
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off(self._useless())
-        if self.slopes.steps == self.settles:
-            self._lift()
-            if self.examples is None:
-                self.held_out.restart()  # what waits there is not needed any more
+        if self.slopes.steps == self.settles and self.examples is None:
+            self.held_out.restart()  # what waits there is not needed any more
         return expected
 
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         """The training loss: without dropout at first, then around the rates while they move, at them when they are settled."""
         plain = self.slopes.steps < self.begins and not self.settled
         around = self._around(0.0 if self.settled or plain else self.spread, quiet=self.logits if plain else ())
-        with around.opened(), _still(self.logits) if plain else nullcontext():
+        with around.opened(), still(self.logits) if plain else nullcontext():
             return evaluation.sampled(around, self.masks).mean()
 
     def _around(self, spread: float, *, quiet: Sequence[Tensor] = (), follow: bool = False) -> Around:
@@ -190,10 +192,13 @@ class SelfTuning:
         if self.slopes.steps - self.begins < self.every * self.window / 2:  # too little seen
             return
         low, high = logit_of(HIGHEST), logit_of(LOWEST)
-        for logit, by in zip(self.logits, self.slopes.step(now, self.window), strict=True):
+        by = balance.correction(*self._weighing(), rises=not self._in_first_epoch)
+        for logit, step in zip(self.logits, self.slopes.step(now, self.window), strict=True):
             if logit.requires_grad:
                 # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
-                logit.data.add_(by.to(logit.dtype)).clamp_(low, high)
+                logit.data.add_(step.to(logit.dtype)).clamp_(low, high)
+                lifted = torch.minimum(logit.detach(), (logit.detach() - by).clamp(min=logit_of(LIFTED)))
+                logit.data.copy_(torch.where(by > 0, lifted, (logit.detach() - by).clamp(max=high)))
 
     def look(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch rates"], Float[Tensor, "batch rates"]]:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
@@ -206,18 +211,39 @@ class SelfTuning:
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
-    def _try_noise(self, evaluation: Evaluation, batch: tuple[Any, ...], at: slice) -> None:
+    def _weigh(self, evaluation: Evaluation) -> None:
+        """What noise costs, and what over-fitting takes, of this batch and of the next held-out one."""
+        with as_at_test(self.model), torch.no_grad():
+            plain = trial.plain(evaluation, self.logits, self.generator)
+            noisy = trial.noisy(evaluation, self.logits, self.generator)
+            held_out = self._held_out_losses(evaluation, self.held_out.next())
+        found = evaluation.summed(balance.sums_of(plain, noisy, held_out, self._odds()))
+        self._weighed = found + (1 - 1 / self.window) * self._weighed.to(found)
+
+    @property
+    def _weighed(self) -> Float[Tensor, "6"]:
+        return self.slopes.trial[trial.BALANCE, 0]
+
+    @_weighed.setter
+    def _weighed(self, sums: Float[Tensor, "6"]) -> None:
+        self.slopes.trial = self.slopes.trial.to(sums)
+        self.slopes.trial[trial.BALANCE] = sums[:, None]
+
+    def _weighing(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]:
+        """What :mod:`lbdrop.balance` asks for."""
+        by, variance = trial.shift(self.slopes.trial)
+        return self._weighed, self._odds(), (by[0], variance[0]), self.held_out.distinct
+
+    def _odds(self) -> Float[Tensor, ""]:
+        """Of all rates that move, in a sum."""
+        return torch.stack([(-logit.detach().float()).exp().mean() for logit in self._moving]).sum()
+
+    def _try_noise(self, evaluation: Evaluation) -> None:
         which = trial.turn(self.slopes.steps, self.logits)
         with as_at_test(self.model), torch.no_grad():
             trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
-            held_out = self._held_out_losses(evaluation, batch)
-        self._sum_up(evaluation, trial.sums_of(costs, which, len(self.logits), trained, held_out), at)
-
-    def _try_noise_aside(self, evaluation: Evaluation) -> None:
-        """Once more, with numbers and batches that are put back: a run in which nothing is lifted stays what it was."""
-        with put_back(self.generator, self.logits[0].device):
-            batch = self.held_out.ahead(self.slopes.steps - self._tried_again)
-            self._try_noise(evaluation, batch, trial.SETTLE)
+            held_out = self._held_out_losses(evaluation, self.held_out.next())
+        self._sum_up(evaluation, trial.sums_of(costs, which, len(self.logits), trained, held_out), trial.BEGIN)
 
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
@@ -243,33 +269,39 @@ class SelfTuning:
         if self._epoch is None:
             here = torch.tensor(float(size_of(evaluation.batch)), device=self.logits[0].device)
             self._epoch = int(self.examples / float(evaluation.summed(here)))
-        if self._epoch > self._tried_again:
+        if self._epoch > self.settles:
             return range(0)
         return range(max(0, self._epoch - trial.STEPS), self._epoch)
 
-    def _begin(self) -> None:
-        """What the trial says: off, or the rate to begin at."""
-        per_step = float(self.slopes.trial[3, 0]) / min(trial.STEPS, self.begins)
-        # In a first epoch nothing can over-fit yet, and noise that costs anything would be too dear.
-        if self.examples is None or self.begins * per_step >= self.examples:
-            self._switch_off(trial.too_dear(self.slopes.trial))
-        left = [logit.requires_grad for logit in self.logits]
-        if self.start is None and any(left):
-            rate = trial.balanced(self.slopes.trial, left)
-            for logit in itertools.compress(self.logits, left):
-                logit.data.fill_(logit_of(rate))
+    @property
+    def _in_first_epoch(self) -> bool:
+        """Where nothing can over-fit yet, and a gap is something else; not where that cannot be known."""
+        return self._epoch is not None and self.slopes.steps < self._epoch
 
-    def _lift(self) -> None:
-        """Rates whose noise is too little for what over-fits by now."""
-        left = [logit.requires_grad for logit in self.logits]
-        # In a first epoch nothing can over-fit yet, and a gap is something else.
-        if not any(left) or (self._epoch is not None and self._epoch > self._tried_again):
-            return
-        odds = torch.stack([(-logit.detach()).exp().mean() for logit in self.logits])
-        by = trial.lift(self.slopes.trial, odds, left)
-        for logit in itertools.compress(self.logits, left if by > 1 else ()):
-            lifted = (logit.detach() - math.log(by)).clamp(min=logit_of(trial.LIFTED))
-            logit.data.copy_(torch.minimum(logit.detach(), lifted))  # one that is above stays there
+    def _begin_if_due(self) -> None:
+        """With noise: at once where it surely pays, for what is memorised without is not easily forgotten."""
+        now = self.slopes.steps
+        if now in self._asks and now < self.begins and not self._in_first_epoch:
+            sure, times = balance.beyond(*self._weighing())
+            if bool(sure):
+                self.begins = now
+                self.slopes.trial[trial.BEGAN] = now
+                self._begin_at(trial.within(float(times * self._odds()) / len(self._moving)))
+        elif now == self.begins > 0:
+            # In a first epoch nothing can over-fit yet, and noise that costs anything would be too dear.
+            if not self._in_first_epoch:
+                self._switch_off(trial.too_dear(self.slopes.trial))
+            self._begin_at(trial.balanced(self.slopes.trial, [logit.requires_grad for logit in self.logits]))
+
+    def _begin_at(self, rate: float) -> None:
+        for logit in self._moving if self.start is None else ():
+            logit.data.fill_(logit_of(rate))
+        self._weighed = torch.zeros_like(self._weighed)
+
+    @property
+    def _moving(self) -> list[nn.Parameter]:
+        """The rates that are not off, nor meant to stay what they are."""
+        return [logit for logit in self.logits if logit.requires_grad]
 
     def _useless(self) -> list[bool]:
         """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
@@ -290,7 +322,8 @@ class SelfTuning:
     def _take_up(self) -> None:
         """A state that was loaded has rates that are off, beyond where others can be, but not that they stay so."""
         self._fresh = False
-        off = [logit for logit in self.logits if logit.requires_grad and bool((logit > logit_of(LOWEST) + 1).all())]
+        self.begins = int(self.slopes.trial[trial.BEGAN, 0]) or self.begins
+        off = [logit for logit in self._moving if bool((logit > logit_of(LOWEST) + 1).all())]
         for logit in off if self.slopes.steps else ():
             logit.data.fill_(OFF)
             logit.requires_grad_(False)
@@ -364,16 +397,3 @@ class SelfTuning:
             f"SelfTuning({len(self.logits)} rates, moving from step {self.begins}, settled after {self.settles},"
             f" spread={self.spread}, every={self.every}, masks={self.masks}, held-out data {back})"
         )
-
-
-@contextmanager
-def _still(logits: list[nn.Parameter]) -> Iterator[None]:
-    """What is computed here has no gradient for the rates: held-out data alone move them."""
-    moving = [logit for logit in logits if logit.requires_grad]
-    try:
-        for logit in moving:
-            logit.requires_grad_(False)
-        yield
-    finally:
-        for logit in moving:
-            logit.requires_grad_(True)

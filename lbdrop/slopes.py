@@ -19,8 +19,8 @@ __all__ = ["Slopes"]
 
 # Of the way to the zero of the line in one look; of the standard error, added to the curvature.
 SHARE, CAUTION = 0.1, 2.0
-# Rows of what :mod:`lbdrop.trial` sums up.
-TRIAL = 21
+# Rows of what :mod:`lbdrop.trial` and :mod:`lbdrop.balance` sum up.
+TRIAL = 19
 # How far a rate may go in one window, in logits: the line is known as far as examples look around.
 TRAVEL = 2.0
 

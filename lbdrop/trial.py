@@ -16,10 +16,6 @@ $$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
 Not every gap is over-fitting: held-out data may be harder, as texts of other topics are. In the first epoch, whose batches
 have not been trained on yet, nothing can over-fit; a gap that is there at its end, by four standard errors, is taken off.
 That is asked where the length of an epoch is known, from ``examples``, and in time.
-
-Nor is all over-fitting there so early, and rates that follow the held-out loss of the present follow it too late. When they
-are about to settle the noise is tried once more. If all of it together costs less than half of what over-fitting takes by
-then, it is too little, and the odds $p_l / (1 - p_l)$ of all rates are lifted by one factor, so that it costs that.
 """
 
 import math
@@ -34,18 +30,22 @@ from lbdrop.dropout import logit_of
 from lbdrop.rules import Evaluation
 
 __all__ = [
+    "BALANCE",
+    "BEGAN",
     "BEGIN",
     "RATE",
-    "SETTLE",
     "SHIFT",
     "STEPS",
     "balanced",
     "costs",
-    "lift",
+    "noisy",
+    "plain",
+    "shift",
     "shift_of",
     "sums_of",
     "too_dear",
     "turn",
+    "within",
 ]
 
 # The rate at which noise is tried, wherever rates begin, through how many masks in a step, and in how many steps. Masks go one
@@ -60,11 +60,9 @@ GAPS, SURE = 2.0, 3.0
 HARDER, LOOKS = 4.0, 5
 # Where rates may begin: from the edges it is far to anywhere else.
 LEAST, MOST = 0.05, 0.5
-# Of what over-fitting takes when rates settle, the share that noise costs at least; and the rate up to which they are lifted.
-SPENT, LIFTED = 1 / 2, 0.7
-# Where what is summed up lies among the rows of :class:`~lbdrop.slopes.Slopes`: of the first trial, of how much harder
-# held-out data are, of the trial when rates settle.
-BEGIN, SHIFT, SETTLE = slice(0, 9), slice(9, 12), slice(12, 21)
+# Where what is summed up lies among the rows of :class:`~lbdrop.slopes.Slopes`: of the trial, of how much harder held-out
+# data are, of the looks that :mod:`lbdrop.balance` is about, and the step that rates began to move at.
+BEGIN, SHIFT, BALANCE, BEGAN = slice(0, 9), slice(9, 12), slice(12, 18), 18
 
 
 def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
@@ -79,6 +77,13 @@ def plain(
 ) -> Float[Tensor, "batch"]:
     """Each example's loss without dropout."""
     return _losses(evaluation, logits, logits, generator)
+
+
+def noisy(
+    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss under one mask at the present rates; of those that stay what they are, without."""
+    return _losses(evaluation, logits, [logit for logit in logits if not logit.requires_grad], generator, masks=1)
 
 
 def costs(
@@ -121,7 +126,7 @@ def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], ra
     return torch.stack([torch.ones_like(harder), harder, harder**2])[:, None].expand(3, rates)
 
 
-def too_dear(sums: Float[Tensor, "21 rates"]) -> list[bool]:
+def too_dear(sums: Float[Tensor, "rows rates"]) -> list[bool]:
     """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
     (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums[BEGIN])
     error = (cost_variance + GAPS**2 * gap_variance).sqrt()
@@ -130,39 +135,32 @@ def too_dear(sums: Float[Tensor, "21 rates"]) -> list[bool]:
     return (surely | endless).tolist()
 
 
-def balanced(sums: Float[Tensor, "21 rates"], left: Sequence[bool]) -> float:
+def balanced(sums: Float[Tensor, "rows rates"], left: Sequence[bool]) -> float:
     """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
     (cost, _), gap = _cost_and_gap(sums[BEGIN])
     of_all = cost[torch.tensor(left, device=cost.device)].sum()
-    total, taken = torch.stack([of_all, _taken(gap, sums[SHIFT])]).tolist()
+    total, taken = torch.stack([of_all, _taken(gap, sums)]).tolist()
     if math.isnan(taken):  # of no example, or of one: nothing is known
         return RATE
     if total <= 0:
         return MOST if taken else LEAST
-    odds = RATE / (1 - RATE) * taken / total if math.isfinite(total) else 0.0
+    return within(RATE / (1 - RATE) * taken / total if math.isfinite(total) else 0.0)
+
+
+def within(odds: float) -> float:
+    """The rate of these odds, where it is one to begin at, else the nearest."""
     return min(max(odds / (1 + odds), LEAST), MOST)
 
 
-def lift(sums: Float[Tensor, "21 rates"], odds: Float[Tensor, "rates"], left: Sequence[bool]) -> float:
-    """By which factor the odds to drop of those that are left, ``odds`` now, are too small; asks the device once."""
-    (cost, variance), gap = _cost_and_gap(sums[SETTLE])
-    each = (cost + variance.sqrt()).clamp(min=0) * odds.to(cost) * ((1 - RATE) / RATE)
-    of_all = each[torch.tensor(left, device=cost.device)].sum()
-    spent, taken = torch.stack([of_all, _taken(gap, sums[SHIFT])]).tolist()
-    if not (math.isfinite(spent) and spent > 0 and taken > 0):  # or nothing is known, as of no example or of one
-        return 1.0
-    return max(1.0, SPENT * taken / spent)
-
-
-def _taken(gap: tuple[Tensor, Tensor], shift: Float[Tensor, "3 rates"]) -> Float[Tensor, ""]:
+def _taken(gap: tuple[Tensor, Tensor], sums: Float[Tensor, "rows rates"]) -> Float[Tensor, ""]:
     """What over-fitting takes: of the gap what is neither chance nor there from the beginning."""
-    by, variance = _shift(shift)
+    by, variance = shift(sums)
     return (gap[0] - by - (gap[1] + variance).sqrt()).clamp(min=0)[0]
 
 
-def _shift(sums: Float[Tensor, "3 rates"]) -> tuple[Tensor, Tensor]:
+def shift(sums: Float[Tensor, "rows rates"]) -> tuple[Tensor, Tensor]:
     """By how much held-out data are harder, and its variance; 0 where that may be chance."""
-    count, total, squares = sums
+    count, total, squares = sums[SHIFT]
     mean = total / count
     variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
     sure = (mean > HARDER * variance.sqrt()) & (count >= LOOKS)
@@ -178,11 +176,15 @@ def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor]
 
 
 def _losses(
-    evaluation: Evaluation, logits: Sequence[Tensor], quiet: Sequence[Tensor], generator: torch.Generator | None
+    evaluation: Evaluation,
+    logits: Sequence[Tensor],
+    quiet: Sequence[Tensor],
+    generator: torch.Generator | None,
+    masks: int = MASKS,
 ) -> Float[Tensor, "batch"]:
     """Each example's training loss without dropout where rates are quiet, and with it elsewhere."""
     found = []
-    for _ in range(1 if len(quiet) == len(logits) else MASKS):
+    for _ in range(1 if len(quiet) == len(logits) else masks):
         around = Around(logits, 0.0, quiet=quiet, generator=generator)
         with around.opened():
             found.append(evaluation.sampled(around, 1)[0].float())

@@ -1,28 +1,23 @@
-"""Noise that costs more than over-fitting is left alone; noise that may pay is not, and too little of it is lifted."""
-
-import math
+"""Noise that costs more than over-fitting is left alone; noise that may pay is not, and begins where it costs as much."""
 
 import pytest
 import torch
+from least_squares_with_dropout import linear, squares
 from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Objective, SelfTuning
-from lbdrop.dropout import logit_of
 from lbdrop.objective import _Batch
+from lbdrop.slopes import TRIAL
 from lbdrop.trial import (
     BEGIN,
     LEAST,
-    LIFTED,
     MOST,
     RATE,
-    SETTLE,
     SHIFT,
-    SPENT,
     STEPS,
     balanced,
     costs,
-    lift,
     shift_of,
     sums_of,
     too_dear,
@@ -30,27 +25,10 @@ from lbdrop.trial import (
 )
 
 
-def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return (model(x).squeeze(1) - y) ** 2
-
-
-def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    """A regression at its least squares, behind a dropout of its inputs."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randn(inputs, generator=generator, dtype=torch.float64)  # first: the same for any number of examples
-    x = torch.randn(examples, inputs, generator=generator, dtype=torch.float64)
-    y = x @ truth + noise * torch.randn(examples, generator=generator, dtype=torch.float64)
-    model = nn.Sequential(lbdrop.LearnableDropout(rate=0.3), nn.Linear(inputs, 1, bias=False)).double()
-    model[1].weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T.clone()
-    return model, x, y
-
-
-def trials(
-    begin: Tensor | None = None, shift: Tensor | float | None = None, settle: Tensor | None = None, rates: int = 1
-) -> Tensor:
+def trials(begin: Tensor | None = None, shift: Tensor | float | None = None, rates: int = 1) -> Tensor:
     """What a rule has summed up, where these have been seen."""
-    found = torch.zeros(21, rates, dtype=torch.float64)
-    for at, part in ((BEGIN, begin), (SHIFT, shift), (SETTLE, settle)):
+    found = torch.zeros(TRIAL, rates, dtype=torch.float64)
+    for at, part in ((BEGIN, begin), (SHIFT, shift)):
         if part is not None:
             found[at] = part
     return found
@@ -286,122 +264,10 @@ def test_shift_is_asked_for_where_the_first_epoch_is_known_and_over_in_time() ->
         (None, range(0)),
         (40, range(10)),
         (200, range(30, 50)),
-        (1200, range(280, 300)),  # after rates have begun, and before noise is tried again, at 380 of 400 steps
-        (1520, range(360, 380)),
-        (1600, range(0)),
+        (1200, range(280, 300)),  # after rates have begun, and before they settle, after 400 steps
+        (1600, range(380, 400)),
+        (1604, range(0)),
     ):
         rule = SelfTuning(model, [(x, y)], steps=1000, examples=examples)
         assert rule._last_of_first_epoch(batch) == expected
     assert rule._last_of_first_epoch(_Batch(batch._objective, squares, ())) == range(0)
-
-
-@pytest.mark.parametrize("epochs", [0.5, 8, 20])
-def test_rates_are_not_lifted_where_held_out_data_are_just_harder(epochs: float) -> None:
-    """Plenty of examples and little to over-fit: in a first epoch, in one that ends after rates have begun, and in one before."""
-    torch.manual_seed(0)
-    model, x, y = linear(10, 4000, 0.5)
-    _, more, answers = linear(10, 5000, 0.5)
-    worse = answers[4000:] + 5 * torch.randn(1000, dtype=torch.float64)
-    steps = int(epochs * 200)
-    rule = SelfTuning(model, [(more[4000:], worse)], steps=steps, examples=4000, start=0.05, plain=0.1, every=steps)
-    rule.begins = min(rule.begins, 20)  # noise that costs too much is not to be switched off here
-    model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
-    batches, objective = torch.arange(4000).split(20), Objective(model, rule)
-    for step in range(rule.settles):
-        rows = batches[step % 200]
-        objective(squares, x[rows], y[rows]).backward()
-    assert model[0].p < 0.051
-
-
-def test_rates_are_lifted_until_their_noise_costs_half_of_what_over_fitting_takes() -> None:
-    """The closed form once more: noise of odds o costs o Σ (xw)²; two dropouts, of which one may be off."""
-    model, x, y = linear(5, 2000, 0.1)
-    each = (x * model[1].weight.detach()).square().sum(1)
-    plain = (model[1](x).squeeze(1) - y).detach() ** 2
-    chance = (2 * plain.var(correction=0) / len(plain)).sqrt()
-    per_odds = float(each.mean() + (each.var(correction=0) / len(each)).sqrt())  # what may be chance makes it dearer
-    odds = torch.tensor([0.1, 0.3])
-    for times in (2.0, 7.0):
-        gap = times * 0.4 * per_odds / SPENT + chance
-        found = sums_of((0.1 / 0.9 * each)[:, None].expand(-1, 2), [0, 1], 2, plain, plain + gap)
-        assert lift(trials(settle=found, rates=2), odds, [True, True]) == pytest.approx(times, rel=1e-3)
-        assert lift(trials(settle=found, rates=2), odds, [False, True]) == pytest.approx(times * 4 / 3, rel=1e-3)
-        assert lift(trials(begin=found, rates=2), odds, [True, True]) == 1  # nothing was tried when rates settle
-        assert lift(trials(settle=found, rates=2), 10 * odds, [True, True]) == 1  # enough
-        shift = sum(shift_of(plain, plain + share * gap, 2) for share in (0.999, 1.0, 1.0, 1.0, 1.001))
-        assert lift(trials(settle=found, shift=shift, rates=2), odds, [True, True]) == 1
-    for cost, gap in ((-1, 1), (-1, -1), (1, -1), (torch.nan, 1), (torch.inf, 1)):  # what costs nothing says nothing
-        found = sums_of(torch.full((len(x), 1), float(cost)), [0], 1, plain, plain + gap)
-        assert lift(trials(settle=found), odds[:1], [True]) == 1
-
-
-def test_a_lift_takes_all_that_are_left_along_and_none_too_far() -> None:
-    own = (0.05, 0.2, 0.8, 0.05)
-    layers = [lbdrop.LearnableDropout(8, rate=rate) for rate in own]
-    layers[3].logit.requires_grad_(False)
-    model = nn.Sequential(*layers, nn.Linear(8, 1))
-    rule = SelfTuning(model, [(torch.randn(4, 8), torch.randn(4))], steps=10)
-    for layer, rate in zip(layers, own, strict=True):
-        layer.logit.data.fill_(logit_of(rate))
-    layers[0].logit.data += torch.linspace(-0.1, 0.1, 8)
-    before = [layer.logit.detach().clone() for layer in layers]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lbdrop.trial.lift", lambda *_: 1.0)
-        rule._lift()
-        assert all(torch.equal(layer.logit, logit) for layer, logit in zip(layers, before, strict=True))
-        patched.setattr("lbdrop.trial.lift", lambda *_: 3.0)
-        rule._lift()
-        torch.testing.assert_close(layers[0].logit.detach(), before[0] - math.log(3))  # and their differences stay
-        assert layers[1].p / (1 - layers[1].p) == pytest.approx(3 * 0.25)
-        assert torch.equal(layers[2].logit, before[2])  # above what any is lifted to
-        assert torch.equal(layers[3].logit, before[3])  # not learned
-        patched.setattr("lbdrop.trial.lift", lambda *_: 1e9)
-        rule._lift()
-        assert layers[0].p == pytest.approx(LIFTED)
-        assert layers[2].p == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_the_trial_when_rates_settle_changes_nothing_where_nothing_is_lifted(
-    monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    """Numbers that it draws, of a generator or of everyone's, and batches are there again afterwards."""
-    _, x, y = linear(40, 200, 3.0)
-    held_out, found = list(zip(x[100:].split(10), y[100:].split(10), strict=True)), []
-    monkeypatch.setattr("lbdrop.trial.SPENT", 0.0)
-    for tries in (True, False):
-        torch.manual_seed(0)
-        model = lbdrop.convert(nn.Sequential(nn.Dropout(0.2), nn.Linear(40, 1)).double(), verbose=False)
-        generator = torch.Generator().manual_seed(0) if own else None
-        rule = SelfTuning(model, held_out, steps=500, examples=100, start=0.3, every=1, generator=generator)
-        monkeypatch.setattr(rule, "_useless", lambda: [False])
-        if not tries:
-            monkeypatch.setattr(rule, "_try_noise_aside", lambda evaluation: None)
-        optimizer = torch.optim.Adam(lbdrop.parameter_groups(model), lr=1e-2)
-        rates = course(model, rule, optimizer, x[:20], y[:20], 230)
-        assert rates[60] != rates[199] == rates[-1]
-        assert float(rule.slopes.trial[SETTLE][0, 0]) == STEPS * 20 * tries
-        found.append((rates, model[1].weight.detach().clone()))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
-
-
-def test_noise_that_is_too_little_when_rates_settle_is_lifted() -> None:
-    """Twenty inputs, sixty examples, at least squares: what over-fits here takes more than twice what .05 costs."""
-    torch.manual_seed(0)
-    model, x, y = linear(20, 60, 3.0)
-    _, more, answers = linear(20, 4060, 3.0)
-    more, answers = more[60:], answers[60:]
-    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
-    per_odds = (x * model[1].weight.detach()).square().sum(1).mean()
-    expected = float(SPENT * gap / per_odds)
-    rule = SelfTuning(model, [(more, answers)], steps=500, start=0.05, every=200)  # too few looks for them to move
-    objective = Objective(model, rule)
-    for step in range(rule.settles):
-        assert model[0].p == pytest.approx(0.05), step
-        objective(squares, x, y)
-    assert model[0].p / (1 - model[0].p) == pytest.approx(
-        expected, rel=0.3
-    )  # its own is smaller, by what may be chance
-    assert model[0].p > 0.08
-    assert not rule.held_out._waiting  # examples that are not given back are needed no more

@@ -15,6 +15,7 @@ import lbdrop
 from experiments.rates.contestants import RATE_LR, Batches, Contestant
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
+from lbdrop import balance
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
@@ -96,7 +97,8 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    return own | budget | prior | {"rate_lr": RATE_LR} | (defaults if contestant.rule == "self-tuning" else {})
+    tuned = defaults | {"balance": [balance.LEAST, balance.MOST]} if contestant.rule == "self-tuning" else {}
+    return own | budget | prior | {"rate_lr": RATE_LR} | tuned
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

@@ -1,0 +1,21 @@
+"""A regression at its least squares behind a dropout of its inputs, where what noise costs has a closed form."""
+
+import torch
+from torch import Tensor, nn
+
+import lbdrop
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x).squeeze(1) - y) ** 2
+
+
+def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """A regression at its least squares, behind a dropout of its inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(inputs, generator=generator, dtype=torch.float64)  # first: the same for any number of examples
+    x = torch.randn(examples, inputs, generator=generator, dtype=torch.float64)
+    y = x @ truth + noise * torch.randn(examples, generator=generator, dtype=torch.float64)
+    model = nn.Sequential(lbdrop.LearnableDropout(rate=0.3), nn.Linear(inputs, 1, bias=False)).double()
+    model[1].weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T.clone()
+    return model, x, y

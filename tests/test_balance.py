@@ -1,0 +1,205 @@
+"""Noise in all: lifted where over-fitting takes more than twice what it costs, lowered where it costs more than that."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from least_squares_with_dropout import linear, squares
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import Objective, SelfTuning
+from lbdrop.balance import LEAST, STRIDE, beyond, correction, sums_of
+from lbdrop.dropout import logit_of
+from lbdrop.selftuning import LIFTED
+from lbdrop.trial import BALANCE, BEGAN, MOST
+
+NONE = (torch.tensor(0.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+ODDS = torch.tensor(0.5)
+
+
+def looks(cost: float, gap: float, of_cost: float = 0.0, of_gap: float = 0.0, count: int = 8) -> Tensor:
+    """So many looks with these means; half of them lower, half of them higher by the standard deviations."""
+    plain = torch.rand(10)
+    found = []
+    for look in range(count):
+        sign = 1 - 2 * (look % 2)
+        noisy, held_out = plain + cost + sign * of_cost, plain.mean() + gap + sign * of_gap
+        found.append(sums_of(plain, noisy, held_out.expand(7), ODDS))
+    return torch.stack(found).sum(0)
+
+
+def by(sums: Tensor, odds: Tensor = ODDS, shift: tuple[Tensor, Tensor] = NONE, **more: Any) -> float:
+    return float(correction(sums, odds, shift, **more))
+
+
+def test_noise_that_costs_between_half_and_all_of_what_over_fitting_takes_is_left_alone() -> None:
+    for cost in (0.501, 0.7, 0.999):
+        assert by(looks(cost, 1.0)) == 0
+    assert by(looks(0.4, 1.0)) == pytest.approx(math.log(0.5 / 0.4), abs=1e-5)
+    assert by(looks(1.2, 1.0)) == pytest.approx(-math.log(1.2), abs=1e-5)
+    assert by(looks(0.01, 1.0)) == -by(looks(5.0, 1.0)) == pytest.approx(STRIDE)  # not too far at once
+    assert by(looks(0.4, 1.0), 1.5 * ODDS) == 0  # there is half as much again since
+
+
+def test_what_may_be_chance_is_none() -> None:
+    """Eight looks: standard errors are standard deviations by √8, with three batches that differ by √3."""
+    root = 8**0.5
+    assert by(looks(0.4, 1.0, of_gap=0.19 * root)) == pytest.approx(math.log(0.5 * 0.81 / 0.4), abs=1e-5)
+    assert by(looks(0.4, 1.0, of_gap=0.21 * root)) == by(looks(0.4, 1.0, of_cost=0.11 * root)) == 0
+    assert by(looks(1.2, 1.0, of_gap=0.1 * root)) == pytest.approx(-math.log(1.2 / 1.1), abs=1e-5)
+    assert by(looks(1.2, 1.0, of_gap=0.21 * root)) == by(looks(1.2, 1.0, of_cost=0.21 * root)) == 0
+    assert by(looks(0.4, 1.0, of_gap=0.19 * root), distinct=3.0) == 0
+    assert by(looks(0.4, 1.0, of_gap=0.19 * 3**0.5), distinct=3.0) > 0
+
+
+def test_what_held_out_data_lose_from_the_beginning_is_no_over_fitting_nor_is_a_gap_in_a_first_epoch() -> None:
+    shift = (torch.tensor(0.5).double(), torch.tensor(0.0).double())
+    assert by(looks(0.2, 1.0), shift=shift) == pytest.approx(math.log(0.25 / 0.2), abs=1e-5)
+    assert by(looks(0.4, 1.0), shift=shift) == 0
+    assert by(looks(0.2, 1.0), rises=False) == 0
+    assert by(looks(1.2, 1.0), rises=False) < 0  # noise that cannot pay cannot there either
+
+
+def test_where_nothing_is_known_nothing_changes() -> None:
+    assert by(torch.zeros(6, dtype=torch.float64)) == 0
+    for cost, gap in ((-1.0, 1.0), (math.nan, 1.0), (1.0, math.nan), (0.0, 0.0), (0.0, -1.0)):
+        assert by(looks(cost, gap)) == 0
+        assert not math.isnan(by(looks(cost, gap)))
+    assert by(looks(1.0, -1.0)) == -STRIDE  # no over-fitting at all
+
+
+def test_noise_surely_pays_where_over_fitting_is_beyond_two_standard_errors() -> None:
+    for gap, of_gap, expected in ((1.0, 0.0, True), (1.0, 0.09, True), (1.0, 0.11, False), (0.7, 0.0, False)):
+        sure, times = beyond(looks(0.4, gap, of_gap=of_gap * 8**0.5), ODDS, NONE)
+        assert bool(sure) == expected
+        assert float(times) == pytest.approx((gap - of_gap) / 0.4, rel=1e-4)
+    assert not beyond(looks(0.0, 1.0, count=1), ODDS, NONE)[0]  # one look has no spread
+    assert not beyond(torch.zeros(6, dtype=torch.float64), ODDS, NONE)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ in a run
+
+
+def test_what_is_lifted_or_lowered_takes_all_that_move_along_and_none_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (0.05, 0.2, 0.8, 0.05)
+    layers = [lbdrop.LearnableDropout(8, rate=rate) for rate in own]
+    layers[3].logit.requires_grad_(False)
+    model = nn.Sequential(*layers, nn.Linear(8, 1))
+    x, y = torch.randn(4, 8), torch.randn(4)
+    rule = SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1)
+    objective = Objective(model, rule)
+    for _ in range(5):
+        objective(squares, x, y)
+    monkeypatch.setattr(rule.slopes, "step", lambda now, window: torch.zeros_like(now))
+    for layer, rate in zip(layers, own, strict=True):
+        layer.logit.data.fill_(logit_of(rate))
+    layers[0].logit.data += torch.linspace(-0.1, 0.1, 8)
+    before = [layer.logit.detach().clone() for layer in layers]
+
+    def moved(by: float) -> list[Tensor]:
+        monkeypatch.setattr("lbdrop.balance.correction", lambda *_, **__: torch.tensor(by).double())
+        objective(squares, x, y)
+        return [layer.logit.detach() for layer in layers]
+
+    assert all(torch.equal(*pair) for pair in zip(moved(0.0), before, strict=True))
+    after = moved(math.log(3))
+    torch.testing.assert_close(after[0], before[0] - math.log(3))  # and their differences stay
+    assert layers[1].p / (1 - layers[1].p) == pytest.approx(3 * 0.25)
+    assert torch.equal(after[2], before[2])  # above what any is lifted to
+    assert torch.equal(after[3], before[3])  # not learned
+    moved(20.0)
+    assert layers[0].p == pytest.approx(LIFTED)
+    assert layers[2].p == pytest.approx(0.8)
+    after = moved(-math.log(2))
+    assert layers[2].p / (1 - layers[2].p) == pytest.approx(4 / 2)
+    assert torch.equal(after[3], before[3])
+    moved(-20.0)
+    assert all(layer.p == pytest.approx(0.03) for layer in layers[:3])
+
+
+def over_fitted() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float]:
+    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs half of what over-fitting takes."""
+    torch.manual_seed(0)
+    model, x, y = linear(20, 60, 3.0)
+    _, more, answers = linear(20, 4060, 3.0)
+    more, answers = more[60:], answers[60:]
+    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
+    per_odds = (x * model[1].weight.detach()).square().sum(1).mean()
+    return model, (x, y), (more, answers), float(LEAST * gap / per_odds)
+
+
+def test_noise_that_is_too_little_is_lifted_until_it_costs_half_of_what_over_fitting_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, train, held_out, expected = over_fitted()
+    rule = SelfTuning(model, [held_out], steps=500, start=0.05, plain=0.0, every=1)
+    monkeypatch.setattr(rule.slopes, "step", lambda now, window: torch.zeros_like(now))  # the balance alone
+    objective = Objective(model, rule)
+    for _ in range(rule.settles):
+        objective(squares, *train)
+    found = model[0].p / (1 - model[0].p)
+    assert found == pytest.approx(expected, rel=0.2)
+    assert found > 1.5 * 0.05 / 0.95
+
+
+def test_the_steps_without_dropout_end_early_where_something_surely_over_fits() -> None:
+    model, train, held_out, expected = over_fitted()
+    rule = SelfTuning(model, [held_out], steps=1000)
+    objective, rates = Objective(model, rule), []
+    assert rule.begins == 80
+    for _ in range(30):
+        objective(squares, *train)
+        rates.append(model[0].p)
+    assert rule.begins == 10  # an eighth of them
+    assert rates[9] == pytest.approx(0.1)
+    balance = 2 * expected  # where it costs all of it
+    assert rates[10] == pytest.approx(min(balance / (1 + balance), MOST), rel=0.2)
+    assert float(rule.slopes.trial[BEGAN, 0]) == 10
+    # Where nothing over-fits they go on to their end; nor can it in a first epoch.
+    model, x, y = linear(4, 400, 0.1)
+    for data, examples in (((x, y), None), (held_out, 60 * 40)):
+        fits = over_fitted()[0] if examples else model
+        rule = SelfTuning(fits, [data], steps=1000, examples=examples)
+        objective = Objective(fits, rule)
+        for _ in range(30):
+            objective(squares, *(train if examples else (x, y)))
+        assert rule.begins == 80
+        assert fits[0].p == pytest.approx(0.1)
+
+
+def test_a_run_that_began_early_and_is_taken_up_again_knows_that_it_did() -> None:
+    model, train, held_out, _ = over_fitted()
+    rule = SelfTuning(model, [held_out], steps=1000)
+    objective = Objective(model, rule)
+    for _ in range(20):
+        objective(squares, *train)
+    again, *_ = linear(20, 60, 3.0)
+    other = SelfTuning(again, [held_out], steps=1000)
+    again.load_state_dict(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(other.slopes.trial[BALANCE], rule.slopes.trial[BALANCE])
+    for each, its in ((model, rule), (again, other)):
+        torch.manual_seed(1)
+        Objective(each, its)(squares, *train)
+    assert other.begins == rule.begins == 10
+    assert float(other.slopes.sums[0, 0]) == float(rule.slopes.sums[0, 0]) > 0
+
+
+@pytest.mark.parametrize("epochs", [0.5, 8, 20])
+def test_rates_are_not_lifted_where_held_out_data_are_just_harder(epochs: float) -> None:
+    """Plenty of examples and little to over-fit: in a first epoch, in one that ends after rates have begun, and in one before."""
+    torch.manual_seed(0)
+    model, x, y = linear(10, 4000, 0.5)
+    _, more, answers = linear(10, 5000, 0.5)
+    worse = answers[4000:] + 5 * torch.randn(1000, dtype=torch.float64)
+    steps = int(epochs * 200)
+    rule = SelfTuning(model, [(more[4000:], worse)], steps=steps, examples=4000, start=0.05, plain=0.1, every=steps)
+    rule.begins = min(rule.begins, 20)  # noise that costs too much is not to be switched off here
+    model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
+    batches, objective = torch.arange(4000).split(20), Objective(model, rule)
+    for step in range(rule.settles):
+        rows = batches[step % 200]
+        objective(squares, x[rows], y[rows]).backward()
+    assert model[0].p < 0.051
