@@ -42,7 +42,7 @@ __all__ = ["SelfTuning"]
 PATIENCE = 50
 # Where rates are held while they move: lower, and examples around them say nothing of higher ones any more.
 LOWEST, HIGHEST = 0.03, 0.9
-# Where the balance takes no rate beyond: one that is above has gone there by its slopes.
+# Where the balance lifts no rate beyond: one that is above has gone there by its slopes.
 LIFTED = 0.7
 # Of the steps without dropout, those after which it is asked whether something over-fits already.
 EARLY = (1 / 8, 1 / 4, 1 / 2)
@@ -197,8 +197,9 @@ class SelfTuning:
             if logit.requires_grad:
                 # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
                 logit.data.add_(step.to(logit.dtype)).clamp_(low, high)
-                lifted = torch.minimum(logit.detach(), (logit.detach() - by).clamp(min=logit_of(LIFTED)))
-                logit.data.copy_(torch.where(by > 0, lifted, (logit.detach() - by).clamp(max=high)))
+                there = (logit.detach() - by.to(logit.dtype)).clamp(max=high)
+                lifted = torch.minimum(logit.detach(), there.clamp(min=logit_of(LIFTED)))
+                logit.data.copy_(torch.where(by > 0, lifted, there))
 
     def look(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch rates"], Float[Tensor, "batch rates"]]:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
@@ -230,7 +231,7 @@ class SelfTuning:
         self.slopes.trial[trial.BALANCE] = sums[:, None]
 
     def _weighing(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]:
-        """What :mod:`lbdrop.balance` asks for."""
+        """For :mod:`lbdrop.balance`."""
         by, variance = trial.shift(self.slopes.trial)
         return self._weighed, self._odds(), (by[0], variance[0]), self.held_out.distinct
 
@@ -306,7 +307,8 @@ class SelfTuning:
     def _useless(self) -> list[bool]:
         """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
         edge = logit_of(LOWEST) - 0.05
-        down = self.slopes.surely_down().tolist()
+        different = self.held_out.distinct * size_of(self.held_out.peek())
+        down = self.slopes.surely_down(different).tolist()
         return [d and bool((a > edge).all()) for a, d in zip(self.logits, down, strict=True)]
 
     def _switch_off(self, which: Sequence[bool]) -> None:

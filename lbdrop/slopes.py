@@ -11,6 +11,8 @@ so that a rate can go to where its slope is zero instead of feeling its way down
 standard error $s$ moves it by $-g/(a + 2s)$, a share of that at a time. Of several rates each has its own line.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -75,10 +77,15 @@ class Slopes(nn.Module):
         target = -here / (curvature + CAUTION * error).clamp(min=torch.finfo(here.dtype).tiny)
         return (SHARE * target).clamp(-TRAVEL / window, TRAVEL / window)
 
-    def surely_down(self) -> Bool[Tensor, "rates"]:
-        """Which slopes are below zero by two standard errors: more to keep, less to drop, would be better."""
+    def surely_down(self, different: float = math.inf) -> Bool[Tensor, "rates"]:
+        """Which slopes are below zero by two standard errors: more to keep, less to drop, would be better.
+
+        Args:
+            different: how many held-out examples there are: to see them again tells little that is new.
+        """
         _, slope, _, error = self.line()
-        return slope < -2 * error
+        again = self.sums[0] / self.sums[0].clamp(max=different)
+        return slope < -2 * error * again.sqrt()
 
     def get_extra_state(self) -> Tensor:
         steps = self.sums.new_full((1, self.rates), self.steps, dtype=torch.float64)
@@ -87,4 +94,5 @@ class Slopes(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         self.steps, self.sums, self.rates = int(state[0, 0]), state[1:7].float(), state.shape[1]
         self.trial = state.new_zeros(TRIAL, self.rates)
-        self.trial[: len(state) - 7] = state[7:]  # an older state has less of a trial, or none
+        held = state[7 : 7 + TRIAL]
+        self.trial[: len(held)] = held  # an older state has less of a trial, or none

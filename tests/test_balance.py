@@ -13,7 +13,7 @@ import lbdrop
 from lbdrop import Objective, SelfTuning
 from lbdrop.balance import LEAST, STRIDE, beyond, correction, sums_of
 from lbdrop.dropout import logit_of
-from lbdrop.selftuning import LIFTED
+from lbdrop.selftuning import LIFTED, LOWEST
 from lbdrop.trial import BALANCE, BEGAN, MOST
 
 NONE = (torch.tensor(0.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
@@ -117,7 +117,7 @@ def test_what_is_lifted_or_lowered_takes_all_that_move_along_and_none_too_far(mo
     assert layers[2].p / (1 - layers[2].p) == pytest.approx(4 / 2)
     assert torch.equal(after[3], before[3])
     moved(-20.0)
-    assert all(layer.p == pytest.approx(0.03) for layer in layers[:3])
+    assert all(layer.p == pytest.approx(LOWEST) for layer in layers[:3])
 
 
 def over_fitted() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float]:

@@ -77,6 +77,8 @@ def test_a_slope_is_surely_down_by_two_standard_errors(zero: float, sure: bool) 
     logits, slopes = quadratic([zero], [0.1], noise=1.0, examples=400)
     found.add(Slopes.sums_of(logits, slopes), window=10.0)
     assert found.surely_down().tolist() == [sure]
+    assert found.surely_down(different=400.0).tolist() == [sure]
+    assert found.surely_down(different=4.0).tolist() == [False]  # four examples, a hundred times each
 
 
 def test_sums_of_two_processes_are_those_of_one() -> None:

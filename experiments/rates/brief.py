@@ -47,7 +47,7 @@ def shortest(whole: Summary, how: str = "masks") -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, found in _tasks(whole):
         if (row := found["contestants"].get("tuned-layer")) is not None:
-            grid, tuned = _number(found["chosen"][how]["nll"]), _number(row[f"nll {how}"])
+            grid, tuned = _number(found["chosen"][how]["nll"]), _learned(row, how)
             yield f"| {name} | {grid} | {tuned} | {_verdict(row['against_grid'][how])} |"
 
 
@@ -101,7 +101,12 @@ def _tasks(whole: Summary) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _cell(row: Mapping[str, Any] | None, how: str) -> str:
-    return "–" if row is None else f"{_number(row[f'nll {how}'])}, {_verdict(row['against_grid'][how])}"
+    return "–" if row is None else f"{_learned(row, how)}, {_verdict(row['against_grid'][how])}"
+
+
+def _learned(row: Mapping[str, Any], how: str) -> str:
+    """With a dagger where an earlier rule learned it."""
+    return _number(row[f"nll {how}"]) + ("†" if row.get("earlier_rule") else "")
 
 
 def _verdict(test: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -21,10 +21,11 @@ from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
 from lbdrop.selftuning import SelfTuning
 
-__all__ = ["RESULTS", "kept", "read", "run", "settings", "write"]
+__all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
+BALANCE = [balance.LEAST, balance.MOST]
 POINTS = 20
 """How many times rates are noted in the course of a run."""
 
@@ -97,8 +98,13 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    tuned = defaults | {"balance": [balance.LEAST, balance.MOST]} if contestant.rule == "self-tuning" else {}
+    tuned = defaults | {"balance": BALANCE} if contestant.rule == "self-tuning" else {}
     return own | budget | prior | {"rate_lr": RATE_LR} | tuned
+
+
+def by_earlier_rule(record: Mapping[str, Any]) -> bool:
+    """Whether a run was self-tuned before noise was held in balance: it stands until it is made again."""
+    return record["settings"]["rule"] == "self-tuning" and record["settings"].get("balance") != BALANCE
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.rates import elsewhere, figure
 from experiments.rates.contestants import CONTESTANTS, GRID, STARTS, Contestant
-from experiments.rates.run import read
+from experiments.rates.run import by_earlier_rule, read
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minus, spread
 from lbdrop.files import replacing
@@ -120,6 +120,7 @@ def _contestant(
             found |= spread(f"{measure} {how}", [run["test"][how][measure] for run in some])
     layers = list(some[0]["rates"])
     found["rates"] = {layer: _mean(run["rates"][layer]["mean"] for run in some) for layer in layers}
+    found["earlier_rule"] = any(map(by_earlier_rule, some))
     found["seconds"] = _mean(map(_seconds, some))
     # A CPU's time beside a GPU's says nothing.
     alike = len({_on_gpu(run) for run in (*some, *one_run)}) == 1 and bool(one_run)
@@ -234,8 +235,10 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
         for row in found["contestants"].values():
             rates = " ".join(f"{rate:.2f}" for rate in row["rates"].values())
             cost = f"{row['cost_in_fixed_runs']:.1f}" if row["cost_in_fixed_runs"] else "–"
+            noted = {"collapsed": row.get("collapsed"), "by an earlier rule": row["earlier_rule"]}
+            notes = "".join(f" ({note})" for note, holds in noted.items() if holds)
             yield (
-                f"| {row['label']}{' (collapsed)' if row.get('collapsed') else ''} | {row['runs']} |"
+                f"| {row['label']}{notes} | {row['runs']} |"
                 f" {plus_minus(row, 'nll deterministic')} | {_against(row, 'deterministic')} | {plus_minus(row, 'nll masks')} |"
                 f" {_against(row, 'masks')} | {row[f'{other} deterministic']:.4f} | {rates or '–'} | {cost} |"
             )

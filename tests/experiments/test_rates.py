@@ -178,6 +178,16 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
     assert found["cost"]["grid_seconds"] == 14.0
 
 
+def test_runs_of_an_earlier_rule_are_called_so() -> None:
+    records = made_records()
+    assert not any(row["earlier_rule"] for row in table.summary(records)["contestants"].values())
+    tuned = next(record for record in records if record["contestant"] == "tuned-layer")
+    del tuned["settings"]["balance"]
+    assert [n for n, row in table.summary(records)["contestants"].items() if row["earlier_rule"]] == ["tuned-layer"]
+    assert not run.kept([tuned], tiny_task(), CONTESTANTS["tuned-layer"], tuned["seed"])  # so that it is made again
+    assert "self-tuning, per layer (by an earlier rule) |" in "\n".join(table._lines({"tiny": table.summary(records)}))
+
+
 def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_it() -> None:
     records = made_records()
     assert [who.name for who in table.retraining(records, 0)] == ["fixed-0.3-retrained"]

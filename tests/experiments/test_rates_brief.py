@@ -63,6 +63,9 @@ def test_a_line_of_the_table() -> None:
         "| digits | .5000 | −.8765 | **better** (p .0012) |"
     )
     assert brief.counts(whole, "masks")["tuned-layer"] == {"better": 1, "level": 0, "worse": 1}
+    of_digits = whole["digits"]["contestants"]
+    of_digits["tuned-layer"] = of_digits["tuned-layer"] | {"earlier_rule": True}
+    assert list(brief.verdicts(whole, "deterministic"))[2].count(".1235†, **better**") == 1
     del whole["digits"]["contestants"]["concrete"]
     assert "| – | .1235, **better** (p .0012) | .2500; level |" in list(brief.verdicts(whole, "deterministic"))[2]
 
