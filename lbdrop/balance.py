@@ -19,15 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["ROWS", "beyond", "correction", "sums_of"]
+__all__ = ["LEAST", "MOST", "beyond", "correction", "sums_of"]
 
 # Of what over-fitting takes, the share that noise costs at least, and at most: more than all of it cannot pay.
 LEAST, MOST = 1 / 2, 1.0
 # By what factor the odds may change in one look, as a logarithm: what is far away is not known well.
 STRIDE = math.log(2)
-# How many sums of the looks there are: their number, costs, gaps, the squares of both, and odds.
-ROWS = 6
-
+# Of so many looks, where the oldest count a little less, the spread is not known well enough to begin by it.
+FEW = 4.0
 Sums = Float[Tensor, "6"]
 
 
@@ -37,7 +36,7 @@ def sums_of(
     held_out: Float[Tensor, "other"],
     odds: Float[Tensor, ""],
 ) -> Sums:
-    """What one look adds; sums of several processes add up."""
+    """What one look adds: a one, the cost, the gap, their squares, and the odds. Sums of several processes add up."""
     trained = plain.double().mean()
     cost, gap = noisy.double().mean() - trained, held_out.double().mean() - trained
     return torch.stack([torch.ones_like(cost), cost, gap, cost**2, gap**2, odds.to(cost)])
@@ -68,7 +67,7 @@ def beyond(
 ) -> tuple[Tensor, Tensor]:
     """Whether noise of these odds surely costs less than half of what over-fitting takes; how many times as much that is."""
     (cost, cost_error), (taken, error) = _cost_and_taken(sums, odds, shift, distinct)
-    sure = (sums[0] > 1) & (LEAST * (taken - 2 * error) > cost + cost_error)
+    sure = (sums[0] > FEW) & (LEAST * (taken - 2 * error) > cost + cost_error)
     return sure, (taken - error) / (cost + cost_error).clamp(min=torch.finfo(cost.dtype).tiny)
 
 
