@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["LEAST", "MOST", "beyond", "correction", "sums_of"]
+__all__ = ["AT_LEAST", "AT_MOST", "beyond", "correction", "sums_of"]
 
 # Of what over-fitting takes, the share that noise costs at least, and at most: more than all of it cannot pay.
-LEAST, MOST = 1 / 2, 1.0
+AT_LEAST, AT_MOST = 1 / 2, 1.0
 # By what factor the odds may change in one look, as a logarithm: what is far away is not known well.
 STRIDE = math.log(2)
 # Of so many looks, where the oldest count a little less, the spread is not known well enough to begin by it.
@@ -43,7 +43,7 @@ def sums_of(
 
 
 def correction(
-    sums: Sums, odds: Float[Tensor, ""], shift: tuple[Tensor, Tensor], distinct: float = math.inf, *, rises: bool = True
+    sums: Sums, odds: Float[Tensor, ""], shift: tuple[Tensor, Tensor], distinct: float = math.inf
 ) -> Float[Tensor, ""]:
     """The logarithm of the factor for all odds, ``odds`` in all by now; 0 where noise costs about what it should.
 
@@ -52,13 +52,12 @@ def correction(
         odds: the sum of the odds to drop.
         shift: by how much held-out examples are harder from the beginning, and the variance of that.
         distinct: how many held-out batches differ: to see them again tells nothing new.
-        rises: whether there may be more noise: in a first epoch nothing can over-fit yet, and a gap is something else.
     """
     (cost, cost_error), (taken, error) = _cost_and_taken(sums, odds, shift, distinct)
-    least, most = LEAST * (taken - error), MOST * (taken.clamp(min=0) + error)
+    least, most = AT_LEAST * (taken - error), AT_MOST * (taken.clamp(min=0) + error)
     up, down = (least / (cost + cost_error)).log(), (most / (cost - cost_error)).log()
     # Comparisons with what is not a number, as after no look, are false.
-    too_little, too_much = (up > 0) & (cost + cost_error > 0) & rises, (down < 0) & (cost > cost_error)
+    too_little, too_much = (up > 0) & (cost + cost_error > 0), (down < 0) & (cost > cost_error)
     return torch.where(too_little, up, torch.where(too_much, down, 0.0)).clamp(-STRIDE, STRIDE)
 
 
@@ -67,7 +66,7 @@ def beyond(
 ) -> tuple[Tensor, Tensor]:
     """Whether noise of these odds surely costs less than half of what over-fitting takes; how many times as much that is."""
     (cost, cost_error), (taken, error) = _cost_and_taken(sums, odds, shift, distinct)
-    sure = (sums[0] > FEW) & (LEAST * (taken - 2 * error) > cost + cost_error)
+    sure = (sums[0] > FEW) & (AT_LEAST * (taken - 2 * error) > cost + cost_error)
     return sure, (taken - error) / (cost + cost_error).clamp(min=torch.finfo(cost.dtype).tiny)
 
 

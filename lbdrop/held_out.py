@@ -47,6 +47,14 @@ class HeldOut:
         except TypeError:
             return math.inf
 
+    @property
+    def at_once(self) -> float:
+        """How many examples the next batch has; where that cannot be told any number."""
+        try:
+            return float(size_of(self.peek()))
+        except DropoutError:
+            return math.inf
+
     def restart(self) -> None:
         """Begin anew."""
         self._stream = self._again_and_again()

@@ -102,7 +102,7 @@ class SelfTuning:
         self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
         self.settles = math.ceil(share * steps)
         self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
-        self._asks = {math.ceil(share * self.begins) for share in EARLY}
+        self._asks = {math.ceil(part * self.begins) for part in EARLY}
         self._fresh = True
         self.window = max(5.0, self.settles / every / WINDOWS)
         self.layers = learned_layers(model)
@@ -122,6 +122,8 @@ class SelfTuning:
                     logit.data.fill_(logit_of(trial.RATE if start is None else start))
         self._weight: Tensor | None = None
         self._epoch: int | None = None
+        self._noted, self._distinct = False, math.inf
+        self._at_once = self.held_out.at_once
         self._looks = self._moves = 0
         self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
         self._before = {name: p.detach().clone() for name, p in self._watched.items()}
@@ -145,6 +147,7 @@ class SelfTuning:
             return self._around_now(evaluation)
         if self._fresh:
             self._take_up()
+        self._note_epoch(evaluation)
         if not self.settled:
             self._begin_if_due()
         if self.settled:
@@ -155,16 +158,17 @@ class SelfTuning:
         expected = self._around_now(evaluation)
         if self.slopes.steps == 0 < self.begins:
             self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
-        if self.slopes.steps in self._last_of_first_epoch(evaluation):
+        if self.slopes.steps in self._last_of_first_epoch():
             self._see_shift(evaluation)
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
             self._try_noise(evaluation)
         self.slopes.steps += 1
-        looks, begun = self.slopes.steps % self.every == 0, self.slopes.steps > self.begins
-        if looks and (begun or self.slopes.steps <= max(self._asks)):
-            self._weigh(evaluation)
-        if looks and begun:
-            self._look(evaluation)
+        if self.slopes.steps % self.every == 0:
+            if self.slopes.steps > self.begins:
+                self._weigh(evaluation, self.held_out.peek())  # of the look, which sees as many batches as before
+                self._look(evaluation)
+            elif self.slopes.steps <= max(self._asks):
+                self._weigh(evaluation, self.held_out.next())
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off(self._useless())
         if self.slopes.steps == self.settles and self.examples is None:
@@ -192,7 +196,7 @@ class SelfTuning:
         if self.slopes.steps - self.begins < self.every * self.window / 2:  # too little seen
             return
         low, high = logit_of(HIGHEST), logit_of(LOWEST)
-        by = balance.correction(*self._weighing(), rises=not self._in_first_epoch)
+        by = balance.correction(*self._weighing())
         for logit, step in zip(self.logits, self.slopes.step(now, self.window), strict=True):
             if logit.requires_grad:
                 # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
@@ -212,14 +216,18 @@ class SelfTuning:
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
-    def _weigh(self, evaluation: Evaluation) -> None:
-        """What noise costs, and what over-fitting takes, of this batch and of the next held-out one."""
+    def _weigh(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> None:
+        """What noise costs, and what over-fitting takes, of this batch and of a held-out one."""
+        if self._in_first_epoch:
+            return
         with as_at_test(self.model), torch.no_grad():
             plain = trial.plain(evaluation, self.logits, self.generator)
             noisy = trial.noisy(evaluation, self.logits, self.generator)
-            held_out = self._held_out_losses(evaluation, self.held_out.next())
+            held_out = self._held_out_losses(evaluation, batch)
         found = evaluation.summed(balance.sums_of(plain, noisy, held_out, self._odds()))
-        self._weighed = found + (1 - 1 / self.window) * self._weighed.to(found)
+        before = self._weighed.to(found)
+        # A look that is not finite would stay in the sums for ever.
+        self._weighed = torch.where(found.isfinite().all(), found + (1 - 1 / self.window) * before, before)
 
     @property
     def _weighed(self) -> Float[Tensor, "6"]:
@@ -233,7 +241,7 @@ class SelfTuning:
     def _weighing(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]:
         """For :mod:`lbdrop.balance`."""
         by, variance = trial.shift(self.slopes.trial)
-        return self._weighed, self._odds(), (by[0], variance[0]), self.held_out.distinct
+        return self._weighed, self._odds(), (by[0], variance[0]), self._distinct
 
     def _odds(self) -> Float[Tensor, ""]:
         """Of all rates that move, in a sum."""
@@ -248,7 +256,7 @@ class SelfTuning:
 
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
-        batch = self.held_out.ahead(self.slopes.steps - self._last_of_first_epoch(evaluation).start)
+        batch = self.held_out.ahead(self.slopes.steps - self._last_of_first_epoch().start)
         with as_at_test(self.model), torch.no_grad():
             fresh = trial.plain(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
@@ -263,14 +271,22 @@ class SelfTuning:
         with around.opened(), use(self.model, around):
             return evaluation.elsewhere(batch).float()
 
-    def _last_of_first_epoch(self, evaluation: Evaluation) -> range:
+    def _note_epoch(self, evaluation: Evaluation) -> None:
+        """How long an epoch is, where that can be known, and how many held-out batches differ in all processes."""
+        if self._noted:
+            return
+        self._noted = True
+        here = [
+            size_of(evaluation.batch) if self.examples is not None and evaluation.batch else 0,
+            self.held_out.distinct,
+        ]
+        batch, self._distinct = evaluation.summed(torch.tensor(here, device=self.logits[0].device)).tolist()
+        if batch:
+            self._epoch = int(float(self.examples or 0) / batch)
+
+    def _last_of_first_epoch(self) -> range:
         """The steps that see batches which are new and yet not the first; none where that cannot be known, or not in time."""
-        if self.examples is None or not evaluation.batch:
-            return range(0)
-        if self._epoch is None:
-            here = torch.tensor(float(size_of(evaluation.batch)), device=self.logits[0].device)
-            self._epoch = int(self.examples / float(evaluation.summed(here)))
-        if self._epoch > self.settles:
+        if self._epoch is None or self._epoch > self.settles:
             return range(0)
         return range(max(0, self._epoch - trial.STEPS), self._epoch)
 
@@ -288,7 +304,7 @@ class SelfTuning:
                 self.begins = now
                 self.slopes.trial[trial.BEGAN] = now
                 self._begin_at(trial.within(float(times * self._odds()) / len(self._moving)))
-        elif now == self.begins > 0:
+        elif now == self.begins > 0 and not self.slopes.trial[trial.BEGAN, 0]:
             # In a first epoch nothing can over-fit yet, and noise that costs anything would be too dear.
             if not self._in_first_epoch:
                 self._switch_off(trial.too_dear(self.slopes.trial))
@@ -307,8 +323,7 @@ class SelfTuning:
     def _useless(self) -> list[bool]:
         """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
         edge = logit_of(LOWEST) - 0.05
-        different = self.held_out.distinct * size_of(self.held_out.peek())
-        down = self.slopes.surely_down(different).tolist()
+        down = self.slopes.surely_down(self._distinct * self._at_once).tolist()
         return [d and bool((a > edge).all()) for a, d in zip(self.logits, down, strict=True)]
 
     def _switch_off(self, which: Sequence[bool]) -> None:
@@ -347,10 +362,10 @@ class SelfTuning:
         self._weight, self._moves = weight.detach().clone(), self._moves + moved
         if self._moves < 3:  # an optimiser may step rarely
             return
-        still = [name for name, p in self._watched.items() if bool((p.detach() == self._before[name].to(p)).all())]
-        if still:
+        unmoved = [name for name, p in self._watched.items() if bool((p.detach() == self._before[name].to(p)).all())]
+        if unmoved:
             raise DropoutError(
-                f"self-tuning: want responses that learn, got {still[:6]} where they began after {self._looks} looks at"
+                f"self-tuning: want responses that learn, got {unmoved[:6]} where they began after {self._looks} looks at"
                 " held-out data, while weights have moved; make the optimiser after the objective, with all parameters, as"
                 " lbdrop.parameter_groups(model) does"
             )

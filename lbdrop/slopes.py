@@ -21,6 +21,8 @@ __all__ = ["Slopes"]
 
 # Of the way to the zero of the line in one look; of the standard error, added to the curvature.
 SHARE, CAUTION = 0.1, 2.0
+# By how many standard errors, of examples that differ, a slope below zero is no chance.
+SURE = 1.5
 # Rows of what :mod:`lbdrop.trial` and :mod:`lbdrop.balance` sum up.
 TRIAL = 19
 # How far a rate may go in one window, in logits: the line is known as far as examples look around.
@@ -78,14 +80,14 @@ class Slopes(nn.Module):
         return (SHARE * target).clamp(-TRAVEL / window, TRAVEL / window)
 
     def surely_down(self, different: float = math.inf) -> Bool[Tensor, "rates"]:
-        """Which slopes are below zero by two standard errors: more to keep, less to drop, would be better.
+        """Which slopes are below zero by one and a half standard errors: more to keep, less to drop, would be better.
 
         Args:
             different: how many held-out examples there are: to see them again tells little that is new.
         """
         _, slope, _, error = self.line()
         again = self.sums[0] / self.sums[0].clamp(max=different)
-        return slope < -2 * error * again.sqrt()
+        return slope < -SURE * error * again.sqrt()
 
     def get_extra_state(self) -> Tensor:
         steps = self.sums.new_full((1, self.rates), self.steps, dtype=torch.float64)

@@ -149,7 +149,7 @@ def balanced(sums: Float[Tensor, "rows rates"], left: Sequence[bool]) -> float:
 
 def within(odds: float) -> float:
     """The rate of these odds, where it is one to begin at, else the nearest."""
-    return min(max(odds / (1 + odds), LEAST), MOST)
+    return MOST if odds == math.inf else min(max(odds / (1 + odds), LEAST), MOST)
 
 
 def _taken(gap: tuple[Tensor, Tensor], sums: Float[Tensor, "rows rates"]) -> Float[Tensor, ""]:

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Objective, SelfTuning
-from lbdrop.balance import LEAST, STRIDE, beyond, correction, sums_of
+from lbdrop.balance import AT_LEAST, STRIDE, beyond, correction, sums_of
 from lbdrop.dropout import logit_of
+from lbdrop.held_out import HeldOut
+from lbdrop.integrations.rates import Whole
+from lbdrop.objective import _Batch
 from lbdrop.selftuning import LIFTED, LOWEST
-from lbdrop.trial import BALANCE, BEGAN, MOST
+from lbdrop.trial import BALANCE, BEGAN, MOST, within
 
 NONE = (torch.tensor(0.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
 ODDS = torch.tensor(0.5)
@@ -55,12 +58,10 @@ def test_what_may_be_chance_is_none() -> None:
     assert by(looks(0.4, 1.0, of_gap=0.19 * 3**0.5), distinct=3.0) > 0
 
 
-def test_what_held_out_data_lose_from_the_beginning_is_no_over_fitting_nor_is_a_gap_in_a_first_epoch() -> None:
+def test_what_held_out_data_lose_from_the_beginning_is_no_over_fitting() -> None:
     shift = (torch.tensor(0.5).double(), torch.tensor(0.0).double())
     assert by(looks(0.2, 1.0), shift=shift) == pytest.approx(math.log(0.25 / 0.2), abs=1e-5)
     assert by(looks(0.4, 1.0), shift=shift) == 0
-    assert by(looks(0.2, 1.0), rises=False) == 0
-    assert by(looks(1.2, 1.0), rises=False) < 0  # noise that cannot pay cannot there either
 
 
 def test_where_nothing_is_known_nothing_changes() -> None:
@@ -78,6 +79,9 @@ def test_noise_surely_pays_where_over_fitting_is_beyond_two_standard_errors() ->
         assert float(times) == pytest.approx((gap - of_gap) / 0.4, rel=1e-4)
     assert not beyond(looks(0.4, 1.0, count=4), ODDS, NONE)[0]  # of few looks nothing is sure
     assert not beyond(torch.zeros(6, dtype=torch.float64), ODDS, NONE)[0]
+    sure, times = beyond(looks(-1.0, 1e30), ODDS, NONE)  # noise that costs nothing
+    assert bool(sure)
+    assert within(float(times)) == within(math.inf) == MOST
 
 
 # ------------------------------------------------------------------------------------------------------------ in a run
@@ -128,7 +132,7 @@ def over_fitted() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tenso
     more, answers = more[60:], answers[60:]
     gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
     per_odds = (x * model[1].weight.detach()).square().sum(1).mean()
-    return model, (x, y), (more, answers), float(LEAST * gap / per_odds)
+    return model, (x, y), (more, answers), float(AT_LEAST * gap / per_odds)
 
 
 def test_noise_that_is_too_little_is_lifted_until_it_costs_half_of_what_over_fitting_takes(
@@ -188,19 +192,70 @@ def test_a_run_that_began_early_and_is_taken_up_again_knows_that_it_did() -> Non
     assert other.slopes.sums[0, 0] > 0
 
 
-@pytest.mark.parametrize("epochs", [0.5, 8, 20])
-def test_rates_are_not_lifted_where_held_out_data_are_just_harder(epochs: float) -> None:
+@pytest.mark.parametrize(("epochs", "known"), [(0.5, True), (8, True), (20, True), (8, False)])
+def test_noise_rises_by_harder_held_out_data_only_where_nobody_can_know_that_they_are(
+    epochs: float, known: bool
+) -> None:
     """Plenty of examples and little to over-fit: in a first epoch, in one that ends after rates have begun, and in one before."""
     torch.manual_seed(0)
     model, x, y = linear(10, 4000, 0.5)
     _, more, answers = linear(10, 5000, 0.5)
     worse = answers[4000:] + 5 * torch.randn(1000, dtype=torch.float64)
     steps = int(epochs * 200)
-    rule = SelfTuning(model, [(more[4000:], worse)], steps=steps, examples=4000, start=0.05, plain=0.1, every=steps)
-    rule.begins = min(rule.begins, 20)  # noise that costs too much is not to be switched off here
+    examples = 4000 if known else None
+    rule = SelfTuning(model, [(more[4000:], worse)], steps=steps, examples=examples, start=0.1, plain=0.0, every=1)
     model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
     batches, objective = torch.arange(4000).split(20), Objective(model, rule)
     for step in range(rule.settles):
         rows = batches[step % 200]
         objective(squares, x[rows], y[rows]).backward()
-    assert model[0].p < 0.051
+    if known:
+        assert model[0].p <= 0.101
+    else:
+        assert model[0].p > 0.3
+    assert bool(rule.slopes.trial[BALANCE].any()) == (epochs > 1)  # in a first epoch nothing is weighed
+
+
+def test_batches_that_differ_are_counted_over_all_processes_and_those_without_a_number_are_many() -> None:
+    model, x, y = linear(4, 40, 0.1)
+    batches = list(zip(x.split(10), y.split(10), strict=True))
+    batch = _Batch(Objective(model, lbdrop.Bound(model, 40)), squares, batches[0])
+
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(batches)
+
+    for held_out, count in ((batches, 4), (Stream(), math.inf), (Whole(batches), 4), (Whole(Stream()), math.inf)):
+        rule = SelfTuning(model, held_out, steps=10, example=x)
+        rule._note_epoch(batch)
+        assert rule._distinct == count
+    rule = SelfTuning(model, batches, steps=10)
+    assert rule._at_once == 10
+    assert HeldOut([(object(),)], x).at_once == math.inf
+
+
+def test_rates_at_the_edge_are_judged_by_examples_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = linear(4, 40, 0.1)
+    rule = SelfTuning(model, list(zip(x.split(10), y.split(10), strict=True)), steps=10)
+    rule._note_epoch(_Batch(Objective(model, rule), squares, (x, y)))
+    model[0].logit.data.fill_(logit_of(LOWEST))
+    asked = []
+    monkeypatch.setattr(rule.slopes, "surely_down", lambda count: asked.append(count) or torch.tensor([True]))
+    assert rule._useless() == [True]
+    assert asked == [40]
+
+
+def test_a_look_and_what_is_weighed_see_every_held_out_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an even number in a fixed order, too."""
+    model, x, y = linear(4, 40, 0.1)
+    seen: dict[str, set[float]] = {"look": set(), "weighed": set()}
+    rule = SelfTuning(model, list(zip(x.split(10), y.split(10), strict=True)), steps=100, plain=0.0, every=1)
+    look, losses = rule.look, rule._held_out_losses
+    monkeypatch.setattr(rule, "look", lambda e: seen["look"].add(float(rule.held_out.peek()[1][0])) or look(e))
+    monkeypatch.setattr(
+        rule, "_held_out_losses", lambda e, batch: seen["weighed"].add(float(batch[1][0])) or losses(e, batch)
+    )
+    objective = Objective(model, rule)
+    for _ in range(8):
+        objective(squares, x, y)
+    assert seen["look"] == seen["weighed"] == {float(each) for each in y[::10]}

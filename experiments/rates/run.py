@@ -15,7 +15,6 @@ import lbdrop
 from experiments.rates.contestants import RATE_LR, Batches, Contestant
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
-from lbdrop import balance
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
@@ -25,7 +24,8 @@ __all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "wri
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
-BALANCE = [balance.LEAST, balance.MOST]
+RULE = 2
+"""Of self-tuning, one more with every change that changes its runs; those of the first do not say so."""
 POINTS = 20
 """How many times rates are noted in the course of a run."""
 
@@ -98,13 +98,13 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    tuned = defaults | {"balance": BALANCE} if contestant.rule == "self-tuning" else {}
+    tuned = defaults | {"version": RULE} if contestant.rule == "self-tuning" else {}
     return own | budget | prior | {"rate_lr": RATE_LR} | tuned
 
 
 def by_earlier_rule(record: Mapping[str, Any]) -> bool:
-    """Whether a run was self-tuned before noise was held in balance: it stands until it is made again."""
-    return record["settings"]["rule"] == "self-tuning" and record["settings"].get("balance") != BALANCE
+    """Whether a run was self-tuned by an earlier version of the rule: it stands until it is made again."""
+    return record["settings"]["rule"] == "self-tuning" and record["settings"].get("version") != RULE
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

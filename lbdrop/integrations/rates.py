@@ -123,6 +123,9 @@ class Whole:
     def __init__(self, loader: Iterable[Any]):
         self.loader = loader
 
+    def __len__(self) -> int:
+        return len(self.loader)  # pyright: ignore[reportArgumentType]
+
     def __iter__(self) -> Iterator[tuple[Any]]:
         for batch in self.loader:
             yield (dict(batch) if isinstance(batch, Mapping) else batch,)

@@ -182,7 +182,7 @@ def test_runs_of_an_earlier_rule_are_called_so() -> None:
     records = made_records()
     assert not any(row["earlier_rule"] for row in table.summary(records)["contestants"].values())
     tuned = next(record for record in records if record["contestant"] == "tuned-layer")
-    del tuned["settings"]["balance"]
+    del tuned["settings"]["version"]
     assert [n for n, row in table.summary(records)["contestants"].items() if row["earlier_rule"]] == ["tuned-layer"]
     assert not run.kept([tuned], tiny_task(), CONTESTANTS["tuned-layer"], tuned["seed"])  # so that it is made again
     assert "self-tuning, per layer (by an earlier rule) |" in "\n".join(table._lines({"tiny": table.summary(records)}))

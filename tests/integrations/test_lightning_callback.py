@@ -240,6 +240,7 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_ends_where_it_would
     assert rule.settles == layer.slopes.steps == 24  # of 60 steps
     begun = trial.balanced(layer.slopes.trial, [True])
     assert abs(layer.p - begun) > 1e-3  # it has moved from where the rule begins
+    assert 0.03 <= layer.p <= 0.7
     saved = torch.load(tmp_path / "1.ckpt")["state_dict"]
     assert int(saved["net.drop.slopes._extra_state"][0, 0]) == 20
     resumed, _ = run(tmp_path / "1.ckpt", L.Callback())
