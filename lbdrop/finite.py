@@ -72,6 +72,8 @@ class Watch:
 
     def __init__(self, model: nn.Module, on: bool = True):
         self.model, self.on = model, on
+        self.in_step = False
+        """Whether a backward pass will come, even where gradients are off for a moment: it reads what is still open."""
         self._open: list[_Question] = []
 
     def losses(self, result: Tensor, losses: Callable[[nn.Module], Any], of: str = "this batch") -> None:
@@ -84,7 +86,7 @@ class Watch:
             refuse_infinite(finite, of, origin(self.model, lambda: losses(self.model)))
 
         question = _Question(Answer(finite.all()), refuse)
-        later = result.is_cuda and torch.is_grad_enabled()
+        later = result.is_cuda and (torch.is_grad_enabled() or self.in_step)
         self._read([*self._open, question], lambda q: q.answer.ready if later else True)
 
     def backward(self, loss: Tensor) -> None:

@@ -195,8 +195,12 @@ class Objective:
         if torch.is_grad_enabled():
             self._warn_if_alone()
             hold_in_range(self.layers.values())
-        with processes.own_randomness(next(iter(self.layers.values())).logit.device):
-            result = processes.through(self._wrapper, lambda: self.rule.loss(_Batch(self, losses, batch)))
+        self.watch.in_step = torch.is_grad_enabled()
+        try:
+            with processes.own_randomness(next(iter(self.layers.values())).logit.device):
+                result = processes.through(self._wrapper, lambda: self.rule.loss(_Batch(self, losses, batch)))
+        finally:
+            self.watch.in_step = False
         self.watch.backward(result)
         return result
 

@@ -18,7 +18,7 @@ has it, and with steps of Newton's kind in place of the optimiser's.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop import balance, trial
+from lbdrop.alive import Alive
 from lbdrop.around import Around, Widths
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
@@ -120,13 +121,10 @@ class SelfTuning:
             for logit in self.logits:
                 if logit.requires_grad:
                     logit.data.fill_(logit_of(trial.RATE if start is None else start))
-        self._weight: Tensor | None = None
         self._epoch: int | None = None
         self._noted, self._distinct = False, math.inf
         self._at_once = self.held_out.at_once
-        self._looks = self._moves = 0
-        self._watched = {name: p for name, p in self._parameters() if p.requires_grad}
-        self._before = {name: p.detach().clone() for name, p in self._watched.items()}
+        self._looks, self._alive = 0, Alive(model, self.layers, self.logits)
 
     @property
     def slopes(self) -> Slopes:
@@ -188,8 +186,8 @@ class SelfTuning:
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""
         self._looks += 1
-        if self._looks % max(5, min(PATIENCE, round(self.window))) == 0 and self._before:
-            self._check_alive()
+        if self._looks % max(5, min(PATIENCE, round(self.window))) == 0:
+            self._alive.ask(self._looks)
         offsets, slopes = self.look(evaluation)
         now = torch.stack([logit.detach().float().mean() for logit in self.logits])
         self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
@@ -344,32 +342,6 @@ class SelfTuning:
         for logit in off if self.slopes.steps else ():
             logit.data.fill_(OFF)
             logit.requires_grad_(False)
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What an optimiser has to move, by name."""
-        for name, layer in self.layers.items():
-            assert layer.responses is not None
-            yield from ((f"{name}.responses.{inner}", p) for inner, p in layer.responses.named_parameters())
-
-    def _check_alive(self) -> None:
-        """An error where a response has not moved though weights have; asks the device once."""
-        ours = {id(p) for p in (*self._watched.values(), *self.logits)}
-        weight = min((p for p in self.model.parameters() if p.requires_grad and id(p) not in ours),
-                     key=lambda p: p.numel(), default=None)  # fmt: skip
-        if weight is None:
-            return
-        moved = self._weight is not None and not bool((weight.detach() == self._weight).all())
-        self._weight, self._moves = weight.detach().clone(), self._moves + moved
-        if self._moves < 3:  # an optimiser may step rarely
-            return
-        unmoved = [name for name, p in self._watched.items() if bool((p.detach() == self._before[name].to(p)).all())]
-        if unmoved:
-            raise DropoutError(
-                f"self-tuning: want responses that learn, got {unmoved[:6]} where they began after {self._looks} looks at"
-                " held-out data, while weights have moved; make the optimiser after the objective, with all parameters, as"
-                " lbdrop.parameter_groups(model) does"
-            )
-        self._before = {}  # all alive: no need to ask again
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""

@@ -274,3 +274,17 @@ def test_shift_is_asked_for_where_the_first_epoch_is_known_and_over_in_time() ->
     rule = SelfTuning(model, [(x, y)], steps=1000, examples=200)
     rule._note_epoch(_Batch(batch._objective, squares, ()))
     assert rule._last_of_first_epoch() == range(0)
+
+
+def test_a_run_taken_up_again_in_its_first_epoch_judges_no_noise_either() -> None:
+    torch.manual_seed(0)
+    model, x, y = linear(4, 400, 0.1)
+    made = [SelfTuning(model, [(x[200:], y[200:])], steps=100, examples=20_000)]
+    for _ in range(8):
+        Objective(model, made[0])(squares, x[:200], y[:200])
+    again, *_ = linear(4, 400, 0.1)
+    made.append(SelfTuning(again, [(x[200:], y[200:])], steps=100, examples=20_000))
+    again.load_state_dict(model.state_dict())
+    for each, rule in zip((model, again), made, strict=True):
+        Objective(each, rule)(squares, x[:200], y[:200])
+        assert each[0].p == pytest.approx(LEAST)
