@@ -50,7 +50,7 @@ class Slopes(nn.Module):
         self.rates, self.steps = rates, 0
         self.sums = torch.zeros(6, rates)
         self.trial = torch.zeros(TRIAL, rates, dtype=torch.float64)
-        """What :mod:`lbdrop.trial` has summed up."""
+        """What :mod:`lbdrop.trial` and :mod:`lbdrop.balance` have summed up, and the step of an early beginning."""
 
     @staticmethod
     def sums_of(
