@@ -13,7 +13,8 @@ __all__ = ["as_at_test", "recurrent_by_hand", "still"]
 def as_at_test(model: nn.Module) -> Iterator[None]:
     """Running statistics, which stay as they are, and no dropout that is not ours."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    for module in training:  # eval() would go through all of them once more
+        module.training = False
     try:
         yield
     finally:

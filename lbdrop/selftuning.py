@@ -45,8 +45,9 @@ PATIENCE = 50
 LOWEST, HIGHEST = 0.03, 0.9
 # Where the balance lifts no rate beyond: one that is above has gone there by its slopes.
 LIFTED = 0.7
-# Of the steps without dropout, those after which it is asked whether something over-fits already.
-EARLY = (1 / 8, 1 / 4, 1 / 2)
+# Of the steps without dropout, those after which it is asked whether something over-fits already, and how many of them go by
+# from one comparison of losses to the next, if looks do not come oftener anyway: these steps are few.
+EARLY, COMPARED = (1 / 8, 1 / 4, 1 / 2), 4
 # The looks are forgotten over about a tenth of them; before half of that has been seen no rate moves.
 WINDOWS = 10
 # Of the steps until rates are settled, those after which rates may be switched off, so that weights have time without them.
@@ -87,7 +88,7 @@ class SelfTuning:
         plain: float = 0.2,
         share: float = 0.4,
         spread: float = 1.0,
-        every: int = 4,
+        every: int = 8,
         masks: int = 1,
         example: Any = None,
         generator: torch.Generator | None = None,
@@ -161,11 +162,13 @@ class SelfTuning:
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
             self._try_noise(evaluation)
         self.slopes.steps += 1
-        if self.slopes.steps % self.every == 0:
-            if self.slopes.steps > self.begins:
-                self._weigh(evaluation, self.held_out.peek())  # of the look, which sees as many batches as before
-                self._look(evaluation)
-            elif self.slopes.steps <= max(self._asks):
+        if self.slopes.steps > self.begins:
+            if self.slopes.steps % self.every == 0:
+                with as_at_test(self.model):
+                    self._weigh(evaluation, self.held_out.peek())  # of the look, which sees as many batches as before
+                    self._look(evaluation)
+        elif self.slopes.steps <= max(self._asks) and self.slopes.steps % min(self.every, COMPARED) == 0:
+            with as_at_test(self.model):
                 self._weigh(evaluation, self.held_out.next())
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off(self._useless())
@@ -218,7 +221,7 @@ class SelfTuning:
         """What noise costs, and what over-fitting takes, of this batch and of a held-out one."""
         if self._in_first_epoch:
             return
-        with as_at_test(self.model), torch.no_grad():
+        with torch.no_grad():
             plain = trial.plain(evaluation, self.logits, self.generator)
             noisy = trial.noisy(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
