@@ -24,7 +24,7 @@ __all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "wri
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
-RULE = 2
+RULE = 3
 """Of self-tuning, one more with every change that changes its runs; those of the first do not say so."""
 POINTS = 20
 """How many times rates are noted in the course of a run."""
