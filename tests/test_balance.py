@@ -174,6 +174,17 @@ def test_the_steps_without_dropout_end_early_where_something_surely_over_fits() 
         assert fits[0].p == pytest.approx(0.1)
 
 
+def test_steps_without_dropout_compare_losses_oftener_than_looks_come_later() -> None:
+    model, train, held_out, _ = over_fitted()
+    rule = SelfTuning(model, [held_out], steps=1000)
+    objective = Objective(model, rule)
+    for _ in range(45):
+        objective(squares, *train)
+    # Of ten comparisons after forty steps enough count to be sure; of five, as there would be by looks alone, not.
+    assert rule.every == 8
+    assert rule.begins == 40
+
+
 def test_a_run_that_began_early_and_is_taken_up_again_knows_that_it_did() -> None:
     model, train, held_out, _ = over_fitted()
     rule = SelfTuning(model, [held_out], steps=1000, every=1)
