@@ -37,7 +37,7 @@ from lbdrop.modes import as_at_test, recurrent_by_hand, still
 from lbdrop.rules import Evaluation
 from lbdrop.slopes import Slopes
 
-__all__ = ["SelfTuning"]
+__all__ = ["EVERY", "SelfTuning"]
 
 # After so many looks at held-out data, fewer in a short run, it is asked whether the responses have moved.
 PATIENCE = 50
@@ -48,6 +48,8 @@ LIFTED = 0.7
 # Of the steps without dropout, those after which it is asked whether something over-fits already, and how many of them go by
 # from one comparison of losses to the next, if looks do not come oftener anyway: these steps are few.
 EARLY, COMPARED = (1 / 8, 1 / 4, 1 / 2), 4
+# How many steps to one look, and how many looks at least until rates are settled, if there are as many steps.
+EVERY, LOOKS = 8, 40
 # The looks are forgotten over about a tenth of them; before half of that has been seen no rate moves.
 WINDOWS = 10
 # Of the steps until rates are settled, those after which rates may be switched off, so that weights have time without them.
@@ -70,7 +72,8 @@ class SelfTuning:
         plain: of the steps until rates are settled, how many at the beginning have no dropout, whose noise costs most there.
         share: of the steps, how many until rates are settled; those that are of no use are switched off a little before.
         spread: σ, how far around the present rates the network learns to answer, in logits.
-        every: how many training steps to one look at held-out data.
+        every: how many training steps to one look at held-out data; by default eight, fewer in a run so short that there
+            would be less than forty looks.
         masks: through how many masks the weights are trained in each step.
         example: a batch of inputs to run once, where the widths of the dropouts are not known yet; by default the first
             held-out batch's first element.
@@ -88,12 +91,12 @@ class SelfTuning:
         plain: float = 0.2,
         share: float = 0.4,
         spread: float = 1.0,
-        every: int = 8,
+        every: int | None = None,
         masks: int = 1,
         example: Any = None,
         generator: torch.Generator | None = None,
     ):
-        if spread <= 0 or every < 1 or masks < 1 or steps < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
+        if spread <= 0 or (every is not None and every < 1) or masks < 1 or steps < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
             raise DropoutError(
                 "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1, share in (0, 1] and plain in [0, 1), got"
                 f" {spread}, {every}, {masks}, {steps}, {share} and {plain}"
@@ -101,12 +104,13 @@ class SelfTuning:
         if start is not None and not LOWEST <= start <= HIGHEST:
             raise DropoutError(f"start: want a rate from {LOWEST} to {HIGHEST}, or None to find one, got {start}")
         self.model, self.examples, self.start = model, examples, start
-        self.spread, self.every, self.masks, self.generator = spread, every, masks, generator
+        self.spread, self.masks, self.generator = spread, masks, generator
         self.settles = math.ceil(share * steps)
+        self.every = max(1, min(EVERY, self.settles // LOOKS)) if every is None else every
         self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
         self._asks = {math.ceil(part * self.begins) for part in EARLY}
         self._fresh = True
-        self.window = max(5.0, self.settles / every / WINDOWS)
+        self.window = max(5.0, self.settles / self.every / WINDOWS)
         self.layers = learned_layers(model)
         self.logits = list({id(layer.logit): layer.logit for layer in self.layers.values()}.values())
         if not self.logits:

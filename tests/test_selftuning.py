@@ -89,6 +89,13 @@ def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
     assert moved == [False] * 8 + [True] + [False] * 2 + [True]
 
 
+def test_a_short_run_looks_oftener() -> None:
+    model, x, y = small()
+    for steps, every in ((10, 1), (300, 3), (10_000, 8)):  # forty looks in two fifths of them, where there are as many steps
+        assert SelfTuning(model, [(x, y)], steps=steps).every == every
+    assert SelfTuning(model, [(x, y)], steps=10, every=5).every == 5
+
+
 def test_without_a_response_the_held_out_loss_does_not_know_the_rates() -> None:
     model, x, y = small()
     rule = SelfTuning(model, [(x, y)], steps=100)

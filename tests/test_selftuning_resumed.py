@@ -32,13 +32,13 @@ def test_a_restart_gives_the_same_look_again() -> None:
 
 def test_a_rule_made_anew_goes_on_with_what_was_learned() -> None:
     model, x, y = small()
-    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0))
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=4))
     stirred(model)
     for _ in range(36):
         objective(crossed, x, y)
     before, rate = model[3].responses["8"].stretch, model[0].p
     assert rate != pytest.approx(0.1)
-    again = SelfTuning(model, [(x, y)], steps=100, plain=0.0)
+    again = SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=4)
     assert model[3].responses["8"].stretch is before
     assert again.slopes.steps == 36
     assert not again.settled

@@ -18,7 +18,7 @@ from experiments.rates.tasks import DATA, Pair, Task
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
-from lbdrop.selftuning import SelfTuning
+from lbdrop.selftuning import EVERY, SelfTuning
 
 __all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "write"]
 
@@ -92,13 +92,11 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     """All that decides a run's numbers beside its seed and the code."""
     budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
     # Of the rule itself, so that runs under older defaults are not taken for its own.
-    defaults = {
-        k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread", "every")
-    }
+    defaults = {k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread")}
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    tuned = defaults | {"version": RULE} if contestant.rule == "self-tuning" else {}
+    tuned = defaults | {"every": EVERY, "version": RULE} if contestant.rule == "self-tuning" else {}
     return own | budget | prior | {"rate_lr": RATE_LR} | tuned
 
 

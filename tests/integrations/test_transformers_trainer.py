@@ -222,7 +222,7 @@ def test_an_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
 
 
 def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_was_seen(tmp_path: Path) -> None:
-    data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 280))
+    data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 282))
     settings = {
         "held_out": held_out,
         "rate_lr": 3e-2,
@@ -246,8 +246,8 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_w
     assert resumed.state.global_step == 40
     assert resumed.objective.rule.slopes.steps == 16
     seen = [float(each.slopes.sums[0, 0]) for each in (rule, resumed.objective.rule)]
-    # Four looks at 8 examples, three before the break.
-    assert seen[0] == pytest.approx(8 * sum(0.8**k for k in range(4)))
+    # A look at 8 examples in each of the thirteen steps from the fourth on, nine before the break.
+    assert seen[0] == pytest.approx(8 * sum(0.8**k for k in range(13)))
     assert seen[1] == pytest.approx(seen[0])
 
 
