@@ -96,7 +96,8 @@ class SelfTuning:
         example: Any = None,
         generator: torch.Generator | None = None,
     ):
-        if spread <= 0 or (every is not None and every < 1) or masks < 1 or steps < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
+        least = min(masks, steps, 1 if every is None else every)
+        if spread <= 0 or least < 1 or not 0 < share <= 1 or not 0 <= plain < 1:
             raise DropoutError(
                 "self-tuning: want spread > 0, every ≥ 1, masks ≥ 1, steps ≥ 1, share in (0, 1] and plain in [0, 1), got"
                 f" {spread}, {every}, {masks}, {steps}, {share} and {plain}"
