@@ -223,7 +223,7 @@ class SelfTuning:
         return around.offsets.detach(), slopes.detach()
 
     def _weigh(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> None:
-        """What noise costs, and what over-fitting takes, of this batch and of a held-out one."""
+        """What noise costs, and what over-fitting takes, of this batch and of a held-out one; in a model as at test."""
         if self._in_first_epoch:
             return
         with torch.no_grad():

@@ -91,11 +91,8 @@ def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
 
 def test_a_short_run_looks_oftener() -> None:
     model, x, y = small()
-    for steps, every in (
-        (10, 1),
-        (300, 3),
-        (10_000, 8),
-    ):  # forty looks in two fifths of them, where there are as many steps
+    # Forty looks in two fifths of the steps, where there are as many.
+    for steps, every in ((10, 1), (300, 3), (10_000, 8)):
         assert SelfTuning(model, [(x, y)], steps=steps).every == every
     assert SelfTuning(model, [(x, y)], steps=10, every=5).every == 5
 
