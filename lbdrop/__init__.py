@@ -3,6 +3,7 @@
 from lbdrop import estimators as estimators
 from lbdrop import masks as masks
 from lbdrop.bake import bake as bake
+from lbdrop.balanced import Balanced as Balanced
 from lbdrop.convert import convert as convert
 from lbdrop.dropout import LearnableDropout as LearnableDropout
 from lbdrop.errors import DropoutError as DropoutError

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["AT_LEAST", "AT_MOST", "beyond", "correction", "sums_of"]
+__all__ = ["AT_LEAST", "AT_MOST", "FEW", "STRIDE", "beyond", "correction", "cost_and_taken", "sums_of"]
 
 # Of what over-fitting takes, the share that noise costs at least, and at most: more than all of it cannot pay.
 AT_LEAST, AT_MOST = 1 / 2, 1.0
@@ -53,7 +53,7 @@ def correction(
         shift: by how much held-out examples are harder from the beginning, and the variance of that.
         distinct: how many held-out batches differ: to see them again tells nothing new.
     """
-    (cost, cost_error), (taken, error) = _cost_and_taken(sums, odds, shift, distinct)
+    (cost, cost_error), (taken, error) = cost_and_taken(sums, odds, shift, distinct)
     least, most = AT_LEAST * (taken - error), AT_MOST * (taken.clamp(min=0) + error)
     up, down = (least / (cost + cost_error)).log(), (most / (cost - cost_error)).log()
     # Comparisons with what is not a number, as after no look, are false.
@@ -65,13 +65,13 @@ def beyond(
     sums: Sums, odds: Float[Tensor, ""], shift: tuple[Tensor, Tensor], distinct: float = math.inf
 ) -> tuple[Tensor, Tensor]:
     """Whether noise of these odds surely costs less than half of what over-fitting takes; how many times as much that is."""
-    (cost, cost_error), (taken, error) = _cost_and_taken(sums, odds, shift, distinct)
+    (cost, cost_error), (taken, error) = cost_and_taken(sums, odds, shift, distinct)
     sure = (sums[0] > FEW) & (AT_LEAST * (taken - 2 * error) > cost + cost_error)
     return sure, (taken - error) / (cost + cost_error).clamp(min=torch.finfo(cost.dtype).tiny)
 
 
-def _cost_and_taken(
-    sums: Sums, odds: Float[Tensor, ""], shift: tuple[Tensor, Tensor], distinct: float
+def cost_and_taken(
+    sums: Sums, odds: Float[Tensor, ""], shift: tuple[Tensor, Tensor], distinct: float = math.inf
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Each with its standard error."""
     count, (cost, gap, cost_2, gap_2, then) = sums[0], sums[1:] / sums[0]

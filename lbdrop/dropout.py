@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.ledger import Ledger
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
 from lbdrop.slopes import Slopes
@@ -124,8 +125,9 @@ class NoiseLayer(nn.Module):
         self.rate_index = 0
         # By the number of units, since a layer may be called in several places; None keeps it a leaf of the model.
         self.responses: nn.ModuleDict | None = None
-        # What held-out data have said of all rates; the model's first learned layer has it.
+        # What held-out data have said of all rates, to the one rule or the other; the model's first learned layer has it.
         self.slopes: Slopes | None = None
+        self.ledger: Ledger | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -285,6 +287,8 @@ class NoiseLayer(nn.Module):
                 self.responses[width] = response.to(self.logit.device)
         if self.slopes is None and (found := state_dict.get(f"{prefix}slopes._extra_state")) is not None:
             self.slopes = Slopes(found.shape[1])
+        if self.ledger is None and (found := state_dict.get(f"{prefix}ledger._extra_state")) is not None:
+            self.ledger = Ledger.like(found)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:

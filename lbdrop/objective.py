@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lbdrop import estimators, processes
+from lbdrop.balanced import Balanced
 from lbdrop.dropout import NoiseLayer, hold_in_range, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.finite import Watch
 from lbdrop.passes import Drawer, run
 from lbdrop.rules import Bound, Rule
-from lbdrop.selftuning import SelfTuning
 from lbdrop.step import Step
 from lbdrop.watch import functional_dropout
 
@@ -92,13 +92,11 @@ class Objective:
 
     Args:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
-        rule: how rates are learned; by default :class:`~lbdrop.selftuning.SelfTuning` if there is held-out data, otherwise
+        rule: how rates are learned; by default :class:`~lbdrop.balanced.Balanced` if there is held-out data, otherwise
             :class:`~lbdrop.rules.Bound`, which wants ``examples``.
-        held_out: batches of data for the rates to follow: a ``DataLoader``, say. Made before the optimiser, it adds
-            parameters to the model, and losses are asked for as ``objective(losses, *batch)``.
+        held_out: batches of data for the rates to follow: a ``DataLoader``, say. Losses are then asked for as
+            ``objective(losses, *batch)``.
         steps: with ``held_out``, how many training steps the run has.
-        example: with ``held_out``, a batch of inputs to call the model with once, which shows how many units reach each
-            dropout; by default the first element of the first held-out batch.
         examples: how many examples the training set has. With ``held_out``, those held out are given back, that is, trained
             on as well, once rates are settled; without it they never are.
         estimator: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
@@ -130,7 +128,6 @@ class Objective:
         *,
         held_out: Iterable[Any] | None = None,
         steps: int | None = None,
-        example: Any = None,
         examples: int | None = None,
         estimator: str = DEFAULT_ESTIMATOR,
         masks: int = 1,
@@ -150,9 +147,7 @@ class Objective:
                     "steps: want how many training steps the run has, as in Objective(model, held_out=loader,"
                     " steps=epochs * len(train_loader)); rates are settled after a share of them"
                 )
-            rule = SelfTuning(
-                self.core, held_out, steps=steps, examples=examples, masks=masks, example=example, generator=generator
-            )
+            rule = Balanced(self.core, held_out, steps=steps, examples=examples, masks=masks, generator=generator)
         elif rule is None:
             if examples is None:
                 raise DropoutError(
@@ -323,7 +318,8 @@ def _several() -> bool:
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
     """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
 
-    Under self-tuning the responses are a third, which learns like the rates.
+    Rates that follow held-out data are moved by their rule, and have no gradient. The responses of
+    :class:`~lbdrop.selftuning.SelfTuning` are a third group, which learns like the rates.
 
     Args:
         model: a model with learned dropouts.

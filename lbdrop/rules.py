@@ -19,7 +19,7 @@ from lbdrop.graph import neighbours
 from lbdrop.passes import Drawer
 from lbdrop.priors import outgoing_norms
 
-__all__ = ["Bound", "Evaluation", "Rule"]
+__all__ = ["Bound", "Evaluation", "HeldOutRule", "Rule"]
 
 
 @runtime_checkable
@@ -60,6 +60,18 @@ class Rule(Protocol):
     """The scalar to minimise, from the losses of one batch. The one place to add a way of learning rates."""
 
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]: ...
+
+
+@runtime_checkable
+class HeldOutRule(Rule, Protocol):
+    """A rule whose rates follow held-out data, and are moved by it alone: they have no gradient."""
+
+    @property
+    def held_out(self) -> Any: ...
+
+    def restart(self) -> None:
+        """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
+        ...
 
 
 class Bound:

@@ -31,7 +31,8 @@ from lbdrop.alive import Alive
 from lbdrop.around import Around, Widths
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.held_out import HeldOut, size_of
+from lbdrop.first_epoch import FirstEpoch
+from lbdrop.held_out import HeldOut
 from lbdrop.masks import use
 from lbdrop.modes import as_at_test, recurrent_by_hand, still
 from lbdrop.rules import Evaluation
@@ -127,8 +128,7 @@ class SelfTuning:
             for logit in self.logits:
                 if logit.requires_grad:
                     logit.data.fill_(logit_of(trial.RATE if start is None else start))
-        self._epoch: int | None = None
-        self._noted, self._distinct = False, math.inf
+        self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, trial.STEPS)
         self._at_once = self.held_out.at_once
         self._looks, self._alive = 0, Alive(model, self.layers, self.logits)
 
@@ -151,7 +151,7 @@ class SelfTuning:
             return self._around_now(evaluation)
         if self._fresh:
             self._take_up()
-        self._note_epoch(evaluation)
+        self.first_epoch.note(evaluation, self.logits[0].device)
         if not self.settled:
             self._begin_if_due()
         if self.settled:
@@ -162,7 +162,7 @@ class SelfTuning:
         expected = self._around_now(evaluation)
         if self.slopes.steps == 0 < self.begins:
             self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
-        if self.slopes.steps in self._last_of_first_epoch():
+        if self.slopes.steps in self.first_epoch.last():
             self._see_shift(evaluation)
         if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
             self._try_noise(evaluation)
@@ -247,7 +247,7 @@ class SelfTuning:
     def _weighing(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]:
         """For :mod:`lbdrop.balance`."""
         by, variance = trial.shift(self.slopes.trial)
-        return self._weighed, self._odds(), (by[0], variance[0]), self._distinct
+        return self._weighed, self._odds(), (by[0], variance[0]), self.first_epoch.distinct
 
     def _odds(self) -> Float[Tensor, ""]:
         """Of all rates that move, in a sum."""
@@ -262,7 +262,7 @@ class SelfTuning:
 
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
-        batch = self.held_out.ahead(self.slopes.steps - self._last_of_first_epoch().start)
+        batch = self.held_out.ahead(self.slopes.steps - self.first_epoch.last().start)
         with as_at_test(self.model), torch.no_grad():
             fresh = trial.plain(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
@@ -277,29 +277,9 @@ class SelfTuning:
         with around.opened(), use(self.model, around):
             return evaluation.elsewhere(batch).float()
 
-    def _note_epoch(self, evaluation: Evaluation) -> None:
-        """How long an epoch is, where that can be known, and how many held-out batches differ in all processes."""
-        if self._noted:
-            return
-        self._noted = True
-        here = [
-            size_of(evaluation.batch) if self.examples is not None and evaluation.batch else 0,
-            self.held_out.distinct,
-        ]
-        batch, self._distinct = evaluation.summed(torch.tensor(here, device=self.logits[0].device)).tolist()
-        if batch:
-            self._epoch = int(float(self.examples or 0) / batch)
-
-    def _last_of_first_epoch(self) -> range:
-        """The steps that see batches which are new and yet not the first; none where that cannot be known, or not in time."""
-        if self._epoch is None or self._epoch > self.settles:
-            return range(0)
-        return range(max(0, self._epoch - trial.STEPS), self._epoch)
-
     @property
     def _in_first_epoch(self) -> bool:
-        """Where nothing can over-fit yet, and a gap is something else; not where that cannot be known."""
-        return self._epoch is not None and self.slopes.steps < self._epoch
+        return self.slopes.steps in self.first_epoch
 
     def _begin_if_due(self) -> None:
         """With noise: at once where it surely pays, for what is memorised without is not easily forgotten."""
@@ -329,7 +309,7 @@ class SelfTuning:
     def _useless(self) -> list[bool]:
         """Which rates are at the lower edge, and their slope still points below it; asks the device once."""
         edge = logit_of(LOWEST) - 0.05
-        down = self.slopes.surely_down(self._distinct * self._at_once).tolist()
+        down = self.slopes.surely_down(self.first_epoch.distinct * self._at_once).tolist()
         return [d and bool((a > edge).all()) for a, d in zip(self.logits, down, strict=True)]
 
     def _switch_off(self, which: Sequence[bool]) -> None:

@@ -36,8 +36,10 @@ __all__ = [
     "RATE",
     "SHIFT",
     "STEPS",
+    "alone",
     "balanced",
     "costs",
+    "harder",
     "noisy",
     "plain",
     "shift",
@@ -84,6 +86,13 @@ def noisy(
 ) -> Float[Tensor, "batch"]:
     """Each example's loss under one mask at the present rates; of those that stay what they are, without."""
     return _losses(evaluation, logits, [logit for logit in logits if not logit.requires_grad], generator, masks=1)
+
+
+def alone(
+    evaluation: Evaluation, logits: Sequence[Tensor], rate: int, generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss under one mask of one rate, as it is; without those of all others."""
+    return _losses(evaluation, logits, [logit for logit in logits if logit is not logits[rate]], generator, masks=1)
 
 
 def costs(
@@ -160,7 +169,12 @@ def _taken(gap: tuple[Tensor, Tensor], sums: Float[Tensor, "rows rates"]) -> Flo
 
 def shift(sums: Float[Tensor, "rows rates"]) -> tuple[Tensor, Tensor]:
     """By how much held-out data are harder, and its variance; 0 where that may be chance."""
-    count, total, squares = sums[SHIFT]
+    return harder(sums[SHIFT])
+
+
+def harder(sums: Float[Tensor, "3 *rates"]) -> tuple[Tensor, Tensor]:
+    """The same, of the sums of :func:`shift_of` alone."""
+    count, total, squares = sums
     mean = total / count
     variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
     sure = (mean > HARDER * variance.sqrt()) & (count >= LOOKS)

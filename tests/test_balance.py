@@ -238,8 +238,8 @@ def test_batches_that_differ_are_counted_over_all_processes_and_those_without_a_
 
     for held_out, count in ((batches, 4), (Stream(), math.inf), (Whole(batches), 4), (Whole(Stream()), math.inf)):
         rule = SelfTuning(model, held_out, steps=10, example=x)
-        rule._note_epoch(batch)
-        assert rule._distinct == count
+        rule.first_epoch.note(batch, torch.device("cpu"))
+        assert rule.first_epoch.distinct == count
     rule = SelfTuning(model, batches, steps=10)
     assert rule._at_once == 10
     assert HeldOut([(object(),)], x).at_once == math.inf
@@ -248,7 +248,7 @@ def test_batches_that_differ_are_counted_over_all_processes_and_those_without_a_
 def test_rates_at_the_edge_are_judged_by_examples_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = linear(4, 40, 0.1)
     rule = SelfTuning(model, list(zip(x.split(10), y.split(10), strict=True)), steps=10)
-    rule._note_epoch(_Batch(Objective(model, rule), squares, (x, y)))
+    rule.first_epoch.note(_Batch(Objective(model, rule), squares, (x, y)), torch.device("cpu"))
     model[0].logit.data.fill_(logit_of(LOWEST))
     asked = []
     monkeypatch.setattr(rule.slopes, "surely_down", lambda count: asked.append(count) or torch.tensor([True]))

@@ -16,10 +16,10 @@ def test_an_example_serves_models_whose_batches_are_not_their_inputs() -> None:
     def losses(m: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return crossed(m, batch["inputs"], batch["labels"])
 
-    objective = Objective(model, held_out=batches, steps=100, example=x)
+    objective = Objective(model, SelfTuning(model, batches, steps=100, example=x))
     assert torch.isfinite(objective(losses, batches[0]))
     with pytest.raises(DropoutError, match="pass example=x"):
-        Objective(small()[0], held_out=batches, steps=100)
+        SelfTuning(small()[0], batches, steps=100)
 
 
 def test_held_out_data_with_a_nan_is_refused_and_nothing_changes() -> None:
@@ -99,8 +99,6 @@ def test_settings_that_cannot_be_are_refused() -> None:
         SelfTuning(model, [(x, y)], steps=100, start=0.01)  # a run taken up again would take it for one that is off
     with pytest.raises(DropoutError, match="want one of them"):
         Objective(model, SelfTuning(model, [(x, y)], steps=100), held_out=[(x, y)])
-    with pytest.raises(DropoutError, match="steps: want how many training steps the run has"):
-        Objective(model, held_out=[(x, y)])
     with pytest.raises(DropoutError, match="pass example=x"):
         SelfTuning(small()[0], [(torch.randn(5, 99), y)], steps=100)
     with pytest.raises(DropoutError, match="convert"):

@@ -250,7 +250,7 @@ def test_a_look_at_shift_takes_nothing_from_the_held_out_data(monkeypatch: pytes
         model = lbdrop.convert(nn.Sequential(nn.Dropout(0.2), nn.Linear(40, 1)).double(), verbose=False)
         rule = SelfTuning(model, held_out, steps=1000, examples=100, every=1)
         if not looks:
-            monkeypatch.setattr(rule, "_last_of_first_epoch", lambda: range(0))
+            monkeypatch.setattr(rule.first_epoch, "last", lambda: range(0))
         optimizer = torch.optim.Adam(lbdrop.parameter_groups(model), lr=1e-2)
         found.append(course(model, rule, optimizer, x[:20], y[:20], 200))
         assert float(rule.slopes.trial[9, 0]) == 5 * looks
@@ -269,11 +269,11 @@ def test_shift_is_asked_for_where_the_first_epoch_is_known_and_over_in_time() ->
         (1604, range(0)),
     ):
         rule = SelfTuning(model, [(x, y)], steps=1000, examples=examples)
-        rule._note_epoch(batch)
-        assert rule._last_of_first_epoch() == expected
+        rule.first_epoch.note(batch, torch.device("cpu"))
+        assert rule.first_epoch.last() == expected
     rule = SelfTuning(model, [(x, y)], steps=1000, examples=200)
-    rule._note_epoch(_Batch(batch._objective, squares, ()))
-    assert rule._last_of_first_epoch() == range(0)
+    rule.first_epoch.note(_Batch(batch._objective, squares, ()), torch.device("cpu"))
+    assert rule.first_epoch.last() == range(0)
 
 
 def test_a_run_taken_up_again_in_its_first_epoch_judges_no_noise_either() -> None:

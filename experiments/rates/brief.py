@@ -21,53 +21,55 @@ __all__ = ["PAGES", "against", "counts", "filled", "verdicts"]
 
 ROOT = Path(__file__).parent.parent.parent
 Summary = Mapping[str, Any]
+OURS = "balanced-layer"
 
 
 def verdicts(whole: Summary, how: str) -> Iterator[str]:
     """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
     yield (
-        "| task | seeds | grid, validation-chosen | self-tuning, per layer | self-tuning, one rate | Concrete | Gaussian |"
-        " grid's choice retrained; self-tuning per layer against it |"
+        "| task | seeds | grid, validation-chosen | balanced noise, per layer | balanced noise, one rate | self-tuning, per layer |"
+        " Concrete | Gaussian | grid's choice retrained; balanced noise per layer against it |"
     )
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, found in _tasks(whole):
         grid, again = found["chosen"][how], found["retrained"].get(how)
         low, high = min(grid["rates"]), max(grid["rates"])
         rates = _short(low) if low == high else f"{_short(low)}–{_short(high)}"
-        last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again['tuned-layer'])}"
+        last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again[OURS])}"
         learned = " | ".join(
-            _cell(found["contestants"].get(who), how) for who in ("tuned-layer", "tuned-model", "concrete", "gaussian")
+            _cell(found["contestants"].get(who), how)
+            for who in (OURS, "balanced-model", "tuned-layer", "concrete", "gaussian")
         )
         yield f"| {name} | {len(found['seeds'])} | {_number(grid['nll'])} ({rates}) | {learned} | {last} |"
 
 
-def shortest(whole: Summary, how: str = "masks") -> Iterator[str]:
-    """Grid and self-tuning alone."""
-    yield "| task | grid, validation-chosen | self-tuning, one run | verdict of a paired test |"
+def shortest(whole: Summary, how: str = "deterministic") -> Iterator[str]:
+    """Grid and balanced noise alone."""
+    yield "| task | grid, validation-chosen | balanced noise, one run | verdict of a paired test |"
     yield "|---|---|---|---|"
     for name, found in _tasks(whole):
-        if (row := found["contestants"].get("tuned-layer")) is not None:
-            grid, tuned = _number(found["chosen"][how]["nll"]), _learned(row, how)
-            yield f"| {name} | {grid} | {tuned} | {_verdict(row['against_grid'][how])} |"
+        if (row := found["contestants"].get(OURS)) is not None:
+            grid, learned = _number(found["chosen"][how]["nll"]), _learned(row, how)
+            yield f"| {name} | {grid} | {learned} | {_verdict(row['against_grid'][how])} |"
 
 
 def counts(whole: Summary, how: str) -> dict[str, Counter[str]]:
-    """How often each is better, level and worse than the grid, and self-tuning than the retrained one."""
+    """How often each is better, level and worse than the grid, and balanced noise than the retrained one."""
     found: dict[str, Counter[str]] = {}
     for _, task in _tasks(whole):
         tests = {who: row.get("against_grid", {}).get(how) for who, row in task["contestants"].items()}
-        tests["tuned-layer beside the retrained grid"] = task["retrained"].get(how, {}).get("tuned-layer")
+        tests[f"{OURS} beside the retrained grid"] = task["retrained"].get(how, {}).get(OURS)
         for who, test in tests.items():
             found.setdefault(who, Counter(better=0, level=0, worse=0)).update([test["verdict"]] if test else [])
     return found
 
 
 def against(folder: Path, rival: str, how: str) -> Counter[str]:
-    """On how many tasks self-tuning per layer is better, level and worse than a rival of the same seeds."""
+    """On how many tasks balanced noise per layer is better, level and worse than a rival of the same seeds."""
     found = Counter(better=0, level=0, worse=0)
     for task in TASKS:
         by = by_seed(read(folder / f"{task}.json"))
-        pair = by.get("tuned-layer", {}), by.get(rival, {})
+        pair = by.get(OURS, {}), by.get(rival, {})
         if seeds := sorted(set.intersection(*map(set, pair))):
             found[paired(*([runs[seed]["test"][how]["nll"] for seed in seeds] for runs in pair))["verdict"]] += 1
     return found
@@ -78,7 +80,7 @@ PAGES: dict[str, dict[str, Callable[[Summary], Iterator[str]]]] = {
         "without masks": lambda whole: verdicts(whole, "deterministic"),
         "with masks": lambda whole: verdicts(whole, "masks"),
     },
-    "docs/how_rates_are_learned.md": {"with masks": shortest},
+    "docs/how_rates_are_learned.md": {"without masks": shortest},
 }
 
 
@@ -132,5 +134,5 @@ if __name__ == "__main__":
     for how in ("deterministic", "masks"):
         for who, verdict in counts(summary, how).items():
             print(f"{how}: {who} against the grid: {dict(verdict)}")
-        for rival in ("concrete", "gaussian"):
-            print(f"{how}: tuned-layer against {rival}: {dict(against(RESULTS, rival, how))}")
+        for rival in ("concrete", "gaussian", "tuned-layer"):
+            print(f"{how}: {OURS} against {rival}: {dict(against(RESULTS, rival, how))}")

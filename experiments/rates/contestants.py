@@ -1,8 +1,8 @@
 """Who competes: fixed rates, the rivals, and learned rates under every rule for learning them.
 
 Each contestant is the same network with other dropouts, or the same dropouts under another rule. Learned rates start at .3,
-self-tuned ones where their rule finds it, unless their name says otherwise. What follows held-out data follows the validation
-examples that the grid is chosen on; self-tuning then trains on them too, as a fixed rate that is retrained does.
+balanced and self-tuned ones where their rule begins, unless their name says otherwise. What follows held-out data follows the
+validation examples that the grid is chosen on; these two then train on them too, as a fixed rate that is retrained does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,19 +16,21 @@ from torch import Tensor, nn
 import lbdrop
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import Data, Pair, Task
-from lbdrop import Bound, Objective, SelfTuning
+from lbdrop import Balanced, Bound, Objective, SelfTuning
 from lbdrop.convert import Per, Scheme
 from lbdrop.errors import DropoutError
 from lbdrop.priors import bernoulli_kl
 from lbdrop.rules import Evaluation
 
-__all__ = ["CONTESTANTS", "GRID", "Batches", "Contestant", "MaskPrior", "chosen"]
+__all__ = ["CONTESTANTS", "GIVING_BACK", "GRID", "STARTS", "Batches", "Contestant", "MaskPrior", "chosen"]
 
 GRID = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 START = 0.3
 STARTS = (0.05, 0.3, 0.7)
 RATE_LR = 0.01
-Rules = Literal["plain", "loss", "kl", "prior", "one-step", "self-tuning"]
+Rules = Literal["plain", "loss", "kl", "prior", "one-step", "self-tuning", "balanced"]
+GIVING_BACK: dict[str, type[SelfTuning | Balanced]] = {"self-tuning": SelfTuning, "balanced": Balanced}
+"""The rules that follow held-out data and then train on them."""
 LossOf = Callable[..., Tensor]
 
 
@@ -80,13 +82,14 @@ class Contestant:
         examples, pieces = len(data.train[0]), task.of.pieces(data.train[1])
         if self.rule == "plain":
             return lambda losses, *batch: losses(model, *batch).mean()
-        if self.rule in ("one-step", "self-tuning"):
-            held_out = Batches(data.validation, task.batch, generator)
-            if self.rule == "one-step":
-                return OneStep(model, held_out)
+        held_out = Batches(data.validation, task.batch, generator)
+        if self.rule == "one-step":
+            return OneStep(model, held_out)
+        if self.rule in GIVING_BACK:
             back = examples if task.of.gives_back else None
-            rule = SelfTuning(model, held_out, steps=steps, examples=back, start=self.start)
-            return Objective(model, rule)
+            return Objective(
+                model, GIVING_BACK[self.rule](model, held_out, steps=steps, examples=back, start=self.start)
+            )
         if self.rule == "prior":
             return Objective(model, MaskPrior(task.of.masks_that_matter(data.train[1])), estimator=self.estimator)
         rule = Bound(model, examples, weight=float(self.rule == "kl") / pieces)
@@ -147,13 +150,17 @@ def _all() -> Iterable[Contestant]:
         yield Contestant(f"{rule}-layer", f"{label}, per layer", "learned", rule)
         yield Contestant(f"{rule}-unit", f"{label}, per unit", "learned", rule, per="unit")
     yield Contestant("kl-layer-arm", "the paper's KL by ARM, per layer", "learned", "kl", estimator="arm")
-    yield Contestant("tuned-layer", "self-tuning, per layer", "learned", "self-tuning", start=None)
-    yield Contestant("tuned-model", "self-tuning, one rate", "learned", "self-tuning", per="model", start=None)
-    for start in STARTS:
-        yield Contestant(
-            f"tuned-layer-{start:g}", f"self-tuning, per layer, from {start:g}", "learned", "self-tuning", start=start,
-            only_with_starts=True,
-        )  # fmt: skip
+    following: dict[str, tuple[Rules, str]] = {
+        "tuned": ("self-tuning", "self-tuning"), "balanced": ("balanced", "balanced noise"),
+    }  # fmt: skip
+    for name, (rule, label) in following.items():
+        yield Contestant(f"{name}-layer", f"{label}, per layer", "learned", rule, start=None)
+        yield Contestant(f"{name}-model", f"{label}, one rate", "learned", rule, per="model", start=None)
+        for start in STARTS:
+            yield Contestant(
+                f"{name}-layer-{start:g}", f"{label}, per layer, from {start:g}", "learned", rule, start=start,
+                only_with_starts=True,
+            )  # fmt: skip
     yield Contestant("none-retrained", "no dropout, retrained", None, retrained=True)
     for rate in GRID:
         yield Contestant(f"fixed-{rate:g}-retrained", f"fixed {rate:g}, retrained", "mc", start=rate, retrained=True)
@@ -163,8 +170,8 @@ CONTESTANTS: dict[str, Contestant] = {each.name: each for each in _all()}
 
 
 def chosen(name: str, task: Task) -> list[Contestant]:
-    """A contestant, several with commas, ``grid`` for the fixed rates, ``rules`` for all rules but self-tuning, or ``all``
-    of those that need no other's result."""
+    """A contestant, several with commas, ``grid`` for the fixed rates, ``rules`` for all but those that give held-out data
+    back, or ``all`` of those that need no other's result."""
     if name == "all":
         return [e for e in CONTESTANTS.values() if not e.retrained and (task.starts or not e.only_with_starts)]
     found = []
@@ -172,7 +179,7 @@ def chosen(name: str, task: Task) -> list[Contestant]:
         if each == "grid":
             found += [one for one in CONTESTANTS.values() if one.in_grid]
         elif each == "rules":
-            found += [one for one in CONTESTANTS.values() if one.scheme == "learned" and one.rule != "self-tuning"]
+            found += [one for one in CONTESTANTS.values() if one.scheme == "learned" and one.rule not in GIVING_BACK]
         elif each in CONTESTANTS:
             if CONTESTANTS[each].retrained and not task.of.gives_back:
                 raise DropoutError(

@@ -1,4 +1,4 @@
-"""Self-tuned rates in the course of training, a line for each layer, from each start."""
+"""Balanced rates in the course of training, a line for each layer, from each start."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from lbdrop.files import replacing
 __all__ = ["save"]
 
 Record = Mapping[str, Any]
-STYLES = {"tuned-layer": "-", "tuned-layer-0.05": ":", "tuned-layer-0.3": "-.", "tuned-layer-0.7": "--"}
+STYLES = {"balanced-layer": "-", "balanced-layer-0.05": ":", "balanced-layer-0.3": "-.", "balanced-layer-0.7": "--"}
 COLUMNS = 3
 
 
 def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
-    """One panel a task, the mean over seeds; nothing where no task has self-tuned rates."""
+    """One panel a task, the mean over seeds; nothing where no task has balanced rates."""
     shown = {task: [r for r in each if r["contestant"] in STYLES] for task, each in records.items()}
     shown = {task: each for task, each in shown.items() if each}
     if not shown:
@@ -29,7 +29,7 @@ def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
     figure.suptitle(
-        "self-tuned rates over training: solid as the rule begins them, dotted from .05, dash-dotted from .3, dashed from .7",
+        "rates over training: solid as the rule begins them, dotted from .05, dash-dotted from .3, dashed from .7",
         fontsize=10,
     )
     with replacing(path) as beside:

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 
 import lbdrop
-from experiments.rates.contestants import RATE_LR, Batches, Contestant
+from experiments.rates.contestants import GIVING_BACK, RATE_LR, Batches, Contestant
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
+from lbdrop import balanced
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
-from lbdrop.selftuning import EVERY, SelfTuning
+from lbdrop.selftuning import EVERY
 
 __all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
-RULE = 3
-"""Of self-tuning, one more with every change that changes its runs; those of the first do not say so."""
+RULES = {"self-tuning": 3, "balanced": 1}
+"""Of the rules that are the library's, one more with every change that changes their runs; the first of all do not say so."""
 POINTS = 20
 """How many times rates are noted in the course of a run."""
 
@@ -91,18 +92,26 @@ def run(
 def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:
     """All that decides a run's numbers beside its seed and the code."""
     budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
-    # Of the rule itself, so that runs under older defaults are not taken for its own.
-    defaults = {k: p.default for k, p in signature(SelfTuning).parameters.items() if k in ("plain", "share", "spread")}
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    tuned = defaults | {"every": EVERY, "version": RULE} if contestant.rule == "self-tuning" else {}
-    return own | budget | prior | {"rate_lr": RATE_LR} | tuned
+    return own | budget | prior | {"rate_lr": RATE_LR} | _of_rule(contestant.rule)
+
+
+def _of_rule(name: str) -> dict[str, Any]:
+    """What the rule itself has settled, so that runs under other defaults are not taken for its own."""
+    if name not in RULES:
+        return {}
+    parameters = signature(GIVING_BACK[name]).parameters
+    defaults = {k: parameters[k].default for k in ("plain", "share", "spread") if k in parameters}
+    constants = {k.lower(): getattr(balanced, k) for k in ("KAPPA", "GAMMA", "FIRST", "EARLY", "MOST", "OFF")}
+    return defaults | {"every": EVERY, "version": RULES[name]} | (constants if name == "balanced" else {})
 
 
 def by_earlier_rule(record: Mapping[str, Any]) -> bool:
-    """Whether a run was self-tuned by an earlier version of the rule: it stands until it is made again."""
-    return record["settings"]["rule"] == "self-tuning" and record["settings"].get("version") != RULE
+    """Whether rates were learned by an earlier version of a rule: the run stands until it is made again."""
+    found = record["settings"]
+    return any(found.get(name) != value for name, value in _of_rule(found["rule"]).items())
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

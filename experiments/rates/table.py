@@ -2,8 +2,8 @@
 
 One seed is one grid search: no dropout and six rates are trained, validation NLL picks one, and its test NLL is what a learned
 run of that seed has to match. The oracle is the fixed rate with the best mean test NLL, which nobody can choose. Where the
-chosen rate was trained once more on training and validation examples together, self-tuning, which gives them back, is compared
-with that too.
+chosen rate was trained once more on training and validation examples together, rules that give them back are compared with
+that too.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rates import elsewhere, figure
-from experiments.rates.contestants import CONTESTANTS, GRID, STARTS, Contestant
+from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, STARTS, Contestant
 from experiments.rates.run import by_earlier_rule, read
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minus, spread
@@ -57,8 +57,8 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
             found["retrained"][how] = spread("nll", [again[seed]["test"][how]["nll"] for seed in seeds])
             for name in (
                 name
-                for name in CONTESTANTS
-                if name.startswith("tuned") and seeds and set(seeds) <= set(by.get(name, {}))
+                for name, who in CONTESTANTS.items()
+                if who.rule in GIVING_BACK and seeds and set(seeds) <= set(by.get(name, {}))
             ):
                 found["retrained"][how][name] = paired(
                     *([runs[seed]["test"][how]["nll"] for seed in seeds] for runs in (by[name], again))
@@ -71,7 +71,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         one, whole = _mean(map(_seconds, one_run)), sum(_mean(map(_seconds, runs)) for runs in grid)
         found["cost"] = {"fixed_run_seconds": one if alike else None, "grid_runs": len(FIXED)}
         found["cost"]["grid_seconds"] = whole if alike else None
-    found["starts"] = _starts(by)
+    found["starts"] = {rule: _starts(by, rule) for rule in ("tuned", "balanced")}
     return found
 
 
@@ -142,9 +142,9 @@ def _contestant(
     return found
 
 
-def _starts(by: By) -> dict[str, Any] | None:
-    """Where self-tuning ends from each start, and how far apart, by layer and by mean rate, averaged over seeds."""
-    names = [f"tuned-layer-{start:g}" for start in STARTS]
+def _starts(by: By, rule: str) -> dict[str, Any] | None:
+    """Where a rule ends from each start, and how far apart, by layer and by mean rate, averaged over seeds."""
+    names = [f"{rule}-layer-{start:g}" for start in STARTS]
     seeds = sorted(set.intersection(*(set(by.get(name, {})) for name in names)))
     if not seeds:
         return None
@@ -226,10 +226,12 @@ def _lines(whole: Mapping[str, Any]) -> Iterable[str]:
                     if who in CONTESTANTS and test["p"] is not None
                 )
                 yield f"- Grid, its choice retrained on all data, {words}: {plus_minus(again, 'nll')}; against it {against}."
-        if (starts := found["starts"]) is not None:
-            layers = ", ".join(f"{value:.2f}" for value in starts["apart_per_layer"].values())
-            yield (f"- Self-tuned rates from starts .05, .3 and .7 end {layers} apart by layer, {starts['apart_mean_rate']:.2f}"
-                   " in the mean rate.")  # fmt: skip
+        for rule, starts in found["starts"].items():
+            if starts is not None:
+                layers = ", ".join(f"{value:.2f}" for value in starts["apart_per_layer"].values())
+                label = CONTESTANTS[f"{rule}-layer"].label
+                yield (f"- {label[0].upper()}{label[1:]}: from starts .05, .3 and .7 rates end {layers} apart by layer,"
+                       f" {starts['apart_mean_rate']:.2f} in the mean rate.")  # fmt: skip
         yield f"\n| contestant | seeds | NLL | Δ | NLL, 20 masks | Δ | {other} | rates | cost |"
         yield "|---|---|---|---|---|---|---|---|---|"
         for row in found["contestants"].values():

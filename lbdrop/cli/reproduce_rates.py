@@ -26,7 +26,7 @@ def rates(
         str,
         typer.Option(
             help="A contestant or several with commas, 'grid' for the fixed rates, 'rules' for rates learned by other rules"
-            " than self-tuning, 'retrained' for the grid's choice trained again on all data, or 'all'."
+            " than balanced noise and self-tuning, 'retrained' for the grid's choice trained again on all data, or 'all'."
         ),
     ] = "all",
     epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,

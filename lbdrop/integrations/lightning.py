@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
-from lbdrop.masks import deterministic
-from lbdrop.modes import as_at_test
 from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
-from lbdrop.rules import Rule
-from lbdrop.selftuning import SelfTuning
+from lbdrop.rules import HeldOutRule, Rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -45,11 +42,11 @@ class LearnedRates(Callback):
 
     Args:
         rate_lr: learning rate of the rates' Adam; it falls where a schedule of the module's optimiser does. ``None`` leaves
-            the rates to the module's own optimiser. With ``held_out`` it is that of the responses: the rule moves the rates.
+            the rates to the module's own optimiser. With ``held_out`` none is needed: the rule moves the rates.
         examples: the size of the training set; by default that of the training loader's dataset. With ``held_out`` nothing is
             guessed: if given, held-out examples are trained on too, at their share, once rates are settled; their batches must
             then fit behind those of training, along the first axis.
-        held_out: a loader of data that weights are not trained on while rates follow it (:class:`lbdrop.SelfTuning`). The
+        held_out: a loader of data that weights are not trained on while rates follow it (:class:`lbdrop.Balanced`). The
             steps of the run are the trainer's, so it has to have an end: ``max_epochs`` or ``max_steps``.
         rule: makes another rule, as in ``lambda module: lbdrop.Bound(module, examples=1000, weight=0.1)``.
         estimator: as for :class:`lbdrop.Objective`.
@@ -115,7 +112,6 @@ class LearnedRates(Callback):
                 raise DropoutError(
                     "LearnedRates: want one process for held_out data, got several; train without held_out"
                 )
-            _see_widths(module, next(iter(self.held_out)))
             return Objective(module, held_out=Whole(self.held_out), steps=_steps(trainer), examples=self.examples)
         examples = self.examples or _count(trainer.train_dataloader)
         return Objective(module, examples=examples, estimator=self.estimator)
@@ -139,7 +135,7 @@ class LearnedRates(Callback):
     # ------------------------------------------------------------------------------------------------- while training
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.objective is not None and isinstance(self.objective.rule, SelfTuning):
+        if self.objective is not None and isinstance(self.objective.rule, HeldOutRule):
             self.objective.rule.restart()
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -217,13 +213,6 @@ def _steps(trainer: Any) -> int:
     return int(epochs * batches + rest * parts)
 
 
-def _see_widths(module: Any, batch: Any) -> None:
-    """One deterministic pass through ``training_step``, which shows self-tuning how many units reach each dropout."""
-    batch = module.transfer_batch_to_device(batch, module.device, 0)
-    with as_at_test(module), torch.no_grad(), deterministic(module), _logs_of_all_masks(module, keep=False):
-        module.training_step(batch, 0)
-
-
 # ---------------------------------------------------------------------------------------------- what is logged meanwhile
 
 
@@ -247,7 +236,7 @@ class _Note(torch.autograd.Function):
 
 
 @contextmanager
-def _logs_of_all_masks(module: Any, keep: bool = True) -> Iterator[None]:
+def _logs_of_all_masks(module: Any) -> Iterator[None]:
     """Collect what ``self.log`` is given under each mask, and log the mean afterwards; a look in eval mode is none of it."""
     training = module.training
     calls: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
@@ -265,6 +254,6 @@ def _logs_of_all_masks(module: Any, keep: bool = True) -> Iterator[None]:
         yield
     finally:
         vars(module).pop("log", None)
-    for name, (value, args, kwargs) in calls.items() if keep else ():
+    for name, (value, args, kwargs) in calls.items():
         mean = torch.stack([note.float() for note in notes[name]]).mean(0) if name in notes else value
         module.log(name, mean, *args, **kwargs)

@@ -127,12 +127,12 @@ class LearnedRatesMixin(Base):
     """Learned rates for a ``Trainer`` or a subclass: ``class MyTrainer(LearnedRatesMixin, Seq2SeqTrainer): ...``.
 
     Args:
-        rate_lr: learning rate of the rates, at the start of the trainer's schedule; with ``held_out`` that of the responses:
+        rate_lr: learning rate of the rates, at the start of the trainer's schedule; with ``held_out`` none is needed:
             the rule moves the rates.
         examples: the size of the training set; by default the length of ``train_dataset``. With ``held_out`` nothing is
             guessed: if given, held-out examples are trained on too, at their share, once rates are settled; all batches must
             then be padded to one length.
-        held_out: a dataset that weights are not trained on while rates follow it (:class:`lbdrop.SelfTuning`).
+        held_out: a dataset that weights are not trained on while rates follow it (:class:`lbdrop.Balanced`).
         rule: makes another rule, as in ``lambda model: lbdrop.Bound(model, examples=1000, weight=0.1)``.
         estimator: as for :class:`lbdrop.Objective`.
 
@@ -162,7 +162,7 @@ class LearnedRatesMixin(Base):
 
     @property
     def objective(self) -> Objective:
-        """Made when it is first asked for: self-tuning adds parameters, so before the optimiser."""
+        """Made when it is first asked for: a rule may add parameters, so before the optimiser."""
         if self._objective is None or self._objective.core is not self.model:
             if self.rule is not None:
                 self._objective = Objective(self.model, self.rule(self.model), estimator=self.estimator)
@@ -176,7 +176,7 @@ class LearnedRatesMixin(Base):
         return self._objective
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:
-        """What the trainer finds before training, overheard: self-tuning wants to know how often it will be called."""
+        """What the trainer finds before training, overheard: a rule with held-out data is told how often it will be asked."""
         values = super().set_initial_training_values(args, dataloader, *more)
         epochs, *_, batches, steps = values
         called = steps * args.gradient_accumulation_steps

@@ -20,7 +20,14 @@ from lbdrop.report.tables import Columns, html
 
 __all__ = ["part", "summarise"]
 
-FAMILY = {"kl": "lbd", "self-tuning": "tuned", "loss": "loss", "prior": "other", "one-step": "ahead"}
+FAMILY = {
+    "kl": "lbd",
+    "balanced": "tuned",
+    "self-tuning": "other",
+    "loss": "loss",
+    "prior": "other",
+    "one-step": "ahead",
+}
 SCHEMES = {"concrete": "concrete", "gaussian": "gaussian"}
 HOW = {"deterministic": "NLL", "masks": "NLL, 20 masks"}
 DASHES = {"unit": "7 3", "model": "2 3"}

@@ -28,7 +28,7 @@ from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.files import replacing
 from lbdrop.objective import Objective, parameter_groups
-from lbdrop.selftuning import SelfTuning
+from lbdrop.rules import HeldOutRule
 
 __all__ = ["Classifier", "Schedule", "fit", "train"]
 
@@ -40,7 +40,7 @@ class Schedule:
     epochs: int
     lr: float
     rate_lr: float
-    """Learning rate of the dropout logits; under self-tuning, which moves these itself, of their responses."""
+    """Learning rate of the dropout logits; a rule that follows held-out data moves these itself."""
     warmup: float = 0.05
     """Share of all steps; the whole schedule is constant if ``constant``."""
     constant: bool = False
@@ -75,7 +75,7 @@ class Classifier(L.LightningModule):
         torch.manual_seed(seed)
         if self.batch_generator is not None:
             self.batch_generator.manual_seed(seed)
-        if self.objective is not None and isinstance(self.objective.rule, SelfTuning):
+        if self.objective is not None and isinstance(self.objective.rule, HeldOutRule):
             self.objective.rule.restart()
             held_out = getattr(self.objective.rule.held_out.batches, "generator", None)
             if held_out is not None:
@@ -244,7 +244,7 @@ def train(
     device = next(network.parameters()).device
     ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     # Rates that follow held-out data have no gradient, and their responses none once rates are settled.
-    tuned = module.objective is not None and isinstance(module.objective.rule, SelfTuning)
+    tuned = module.objective is not None and isinstance(module.objective.rule, HeldOutRule)
     trainer = L.Trainer(
         max_epochs=module.schedule.epochs,
         accelerator=device.type,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop import DropoutError, LearnableDropout, Objective, files, processes
+from lbdrop import DropoutError, LearnableDropout, Objective, SelfTuning, files, processes
 from lbdrop.cli import app
 from lbdrop.vision.train import Classifier, Schedule
 
@@ -84,7 +84,7 @@ def refusals() -> dict[str, str]:
     model = work.network()
     wrapped = DistributedDataParallel(model)
     for name, make in {
-        "late": lambda: Objective(wrapped, held_out=[work.data()], steps=10),
+        "late": lambda: Objective(wrapped, SelfTuning(model, [work.data()], steps=10)),
         "other": lambda: setattr(Objective(work.network(), examples=1), "model", wrapped),
     }.items():
         try:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import lbdrop
 from experiments.rates import figure, images, run, table, verdicts
-from experiments.rates.contestants import CONTESTANTS, GRID, Batches, Contestant, MaskPrior, chosen
+from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, Batches, Contestant, MaskPrior, chosen
 from experiments.rates.tasks import SMALL, TASKS, Data, Task
 from experiments.rates.tasks import chosen as chosen_tasks
 from lbdrop import Objective
@@ -96,9 +96,7 @@ def test_starts_run_on_the_tasks_that_compare_them() -> None:
     everyone = {each.name for each in chosen("all", TASKS["digits"])}
     assert everyone == {name for name, each in CONTESTANTS.items() if not each.retrained}
     assert everyone - {each.name for each in chosen("all", TASKS["uci-yacht"])} == {
-        "tuned-layer-0.05",
-        "tuned-layer-0.3",
-        "tuned-layer-0.7",
+        f"{rule}-layer-{start}" for rule in ("tuned", "balanced") for start in (0.05, 0.3, 0.7)
     }
     assert len(chosen("grid,tuned-model", TASKS["digits"])) == len(GRID) + 2
     rules = [each.name for each in chosen("rules", TASKS["digits"])]
@@ -147,7 +145,7 @@ def made_record(contestant: Contestant, seed: int, validation: float, test: floa
         "task": "tiny", "contestant": contestant.name, "label": contestant.label, "seed": seed,
         "settings": run.settings(tiny_task(), contestant), "validation": both(validation), "test": both(test),
         "rates": layers, "history": [{"epoch": e, "rates": {k: v["mean"] for k, v in layers.items()}} for e in (0, 1)],
-        "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule == "self-tuning" else 2.0},
+        "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule in GIVING_BACK else 2.0},
         "provenance": {"hardware": "a processor, 1 threads"},
     }  # fmt: skip
 
@@ -159,7 +157,7 @@ def made_records() -> list[dict[str, Any]]:
         for name in table.FIXED:
             validation = 1.0 - 0.5 * (name == ("fixed-0.3" if seed == 0 else "fixed-0.5"))
             found.append(made_record(CONTESTANTS[name], seed, validation, 0.3 if name == "fixed-0.1" else 0.5))
-        found.append(made_record(CONTESTANTS["tuned-layer"], seed, 0.4, 0.4 + 0.01 * seed))
+        found.append(made_record(CONTESTANTS["balanced-layer"], seed, 0.4, 0.4 + 0.01 * seed))
         found.append(made_record(CONTESTANTS["loss-layer"], seed, 0.4, 0.9 + 0.01 * seed, rate=0.01))
     return found
 
@@ -169,7 +167,7 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
     assert found["chosen"]["deterministic"]["rates"] == [0.3, 0.5, 0.5]
     assert found["chosen"]["masks"]["nll"] == pytest.approx(0.5)
     assert found["oracle"]["deterministic"]["contestant"] == "fixed-0.1"
-    tuned, loss = (found["contestants"][name] for name in ("tuned-layer", "loss-layer"))
+    tuned, loss = (found["contestants"][name] for name in ("balanced-layer", "loss-layer"))
     assert tuned["against_grid"]["deterministic"]["verdict"] == "better"
     assert tuned["cost_in_fixed_runs"] == 2.0
     assert not tuned["collapsed"]
@@ -181,14 +179,16 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
 def test_runs_of_an_earlier_rule_are_called_so() -> None:
     records = made_records()
     assert not any(row["earlier_rule"] for row in table.summary(records)["contestants"].values())
-    tuned = next(record for record in records if record["contestant"] == "tuned-layer")
-    del tuned["settings"]["version"]
-    assert [n for n, row in table.summary(records)["contestants"].items() if row["earlier_rule"]] == ["tuned-layer"]
-    assert not run.kept([tuned], tiny_task(), CONTESTANTS["tuned-layer"], tuned["seed"])  # so that it is made again
-    assert "self-tuning, per layer (by an earlier rule) |" in "\n".join(table._lines({"tiny": table.summary(records)}))
+    tuned = next(record for record in records if record["contestant"] == "balanced-layer")
+    tuned["settings"]["kappa"] /= 2
+    assert [n for n, row in table.summary(records)["contestants"].items() if row["earlier_rule"]] == ["balanced-layer"]
+    assert not run.kept([tuned], tiny_task(), CONTESTANTS["balanced-layer"], tuned["seed"])  # so that it is made again
+    assert "balanced noise, per layer (by an earlier rule) |" in "\n".join(
+        table._lines({"tiny": table.summary(records)})
+    )
 
 
-def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_it() -> None:
+def test_what_the_grid_chose_is_trained_again_and_what_gives_data_back_is_compared_with_it() -> None:
     records = made_records()
     assert [who.name for who in table.retraining(records, 0)] == ["fixed-0.3-retrained"]
     assert table.retraining([r for r in records if r["contestant"] != "fixed-0.7"], 0) == []
@@ -198,16 +198,16 @@ def test_what_the_grid_chose_is_trained_again_and_self_tuning_is_compared_with_i
         records.append(made_record(who, seed, 0.0, 0.35 + 0.001 * seed))
     found = table.summary(records)
     assert found["retrained"]["masks"]["nll"] == pytest.approx(0.351)
-    assert found["retrained"]["masks"]["tuned-layer"]["verdict"] == "worse"  # .40 .41 .42
-    assert found["contestants"]["tuned-layer"]["against_grid"]["masks"]["verdict"] == "better"
+    assert found["retrained"]["masks"]["balanced-layer"]["verdict"] == "worse"  # .40 .41 .42
+    assert found["contestants"]["balanced-layer"]["against_grid"]["masks"]["verdict"] == "better"
     assert not [name for name in found["contestants"] if name.endswith("retrained")]
 
 
 def test_times_of_a_gpu_are_compared_with_a_gpus() -> None:
     records = [r | {"provenance": {"hardware": "NVIDIA H200"}} for r in made_records()]
-    assert table.summary(records)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] == 1.0  # by the clock
-    mixed = [r if r["contestant"] == "tuned-layer" else old for r, old in zip(records, made_records(), strict=True)]
-    assert table.summary(mixed)["contestants"]["tuned-layer"]["cost_in_fixed_runs"] is None
+    assert table.summary(records)["contestants"]["balanced-layer"]["cost_in_fixed_runs"] == 1.0  # by the clock
+    mixed = [r if r["contestant"] == "balanced-layer" else old for r, old in zip(records, made_records(), strict=True)]
+    assert table.summary(mixed)["contestants"]["balanced-layer"]["cost_in_fixed_runs"] is None
     grid = [r if r["contestant"] == "none" else old for r, old in zip(records, made_records(), strict=True)]
     assert table.summary(grid)["cost"]["grid_seconds"] is None
 
@@ -216,13 +216,15 @@ def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:
     records = [record for record in made_records() if record["contestant"] != "fixed-0.7"]
     found = table.summary(records)
     assert found["seeds"] == []
-    assert "against_grid" not in found["contestants"]["tuned-layer"]
+    assert "against_grid" not in found["contestants"]["balanced-layer"]
 
 
 def test_starts_are_compared_layer_by_layer() -> None:
-    rates = {"tuned-layer-0.05": 0.1, "tuned-layer-0.3": 0.2, "tuned-layer-0.7": 0.35}
+    rates = {"balanced-layer-0.05": 0.1, "balanced-layer-0.3": 0.2, "balanced-layer-0.7": 0.35}
     records = [made_record(CONTESTANTS[name], 0, 1.0, 1.0, rate) for name, rate in rates.items()]
-    starts = table.summary(records)["starts"]
+    found = table.summary(records)["starts"]
+    assert found["tuned"] is None
+    starts = found["balanced"]
     assert starts["apart_per_layer"]["0"] == pytest.approx(0.25)
     assert starts["apart_mean_rate"] == pytest.approx(0.25)
 
@@ -253,14 +255,14 @@ def app() -> Any:
 
 def test_command_runs_writes_and_skips_what_is_there(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", replace(tiny_task(), name="digits"))
-    call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,tuned-layer,retrained", "--out", str(tmp_path)]
+    call = ["--task", "digits", "--seeds", "1", "--contestant", "grid,balanced-layer,retrained", "--out", str(tmp_path)]
     call += ["--workers", "1"]  # here, where the task is the tiny one
     first = CliRunner().invoke(app, call)
     assert first.exit_code == 0, first.output
-    assert "digits, self-tuning, per layer, seed 0: test nll" in first.output
+    assert "digits, balanced noise, per layer, seed 0: test nll" in first.output
     assert (tmp_path / "rates.png").read_bytes().startswith(PNG_SIGNATURE)
     assert ", retrained, seed 0: test nll" in first.output
-    assert "| self-tuning, per layer | 1 |" in (tmp_path / "table.md").read_text()
+    assert "| balanced noise, per layer | 1 |" in (tmp_path / "table.md").read_text()
     assert json.loads((tmp_path / "summary.json").read_text())["digits"]["seeds"] == [0]
     before = (tmp_path / "digits.json").read_text()
 
@@ -286,5 +288,5 @@ def test_command_ends_in_one_line_where_data_or_names_are_missing(
         assert len(result.output.strip().splitlines()) == 1
 
 
-def test_a_figure_needs_self_tuned_rates(tmp_path: Path) -> None:
+def test_a_figure_needs_balanced_rates(tmp_path: Path) -> None:
     assert figure.save({"tiny": [made_record(CONTESTANTS["none"], 0, 1.0, 1.0)]}, tmp_path / "rates.png") is None

@@ -46,8 +46,8 @@ def task(nll: float, verdict: str, p: float) -> dict:
     return {
         "seeds": [0, 1, 2],
         "chosen": {how: {"nll": 0.5, "rates": [0.0, 0.1, 0.05]} for how in ("masks", "deterministic")},
-        "retrained": {"deterministic": {"nll": 0.25, "tuned-layer": {"verdict": "level", "p": 0.5}}},
-        "contestants": dict.fromkeys(("tuned-layer", "tuned-model", "concrete", "gaussian"), row),
+        "retrained": {"deterministic": {"nll": 0.25, "balanced-layer": {"verdict": "level", "p": 0.5}}},
+        "contestants": dict.fromkeys(("balanced-layer", "balanced-model", "tuned-layer", "concrete", "gaussian"), row),
     }
 
 
@@ -55,16 +55,16 @@ def test_a_line_of_the_table() -> None:
     whole = {"digits": task(0.12345, "better", 0.00123), "uci-yacht": task(2.0, "worse", 4.6e-5), "elsewhere": {}}
     _, _, digits, yacht = brief.verdicts(whole, "deterministic")
     cell = ".1235, **better** (p .0012)"
-    assert digits == f"| digits | 3 | .5000 (0–.1) | {cell} | {cell} | {cell} | {cell} | .2500; level |"
+    assert digits == f"| digits | 3 | .5000 (0–.1) | {cell} | {cell} | {cell} | {cell} | {cell} | .2500; level |"
     assert "2.000, **worse** (p 4.6e-05)" in yacht
     *_, yacht = brief.verdicts(whole, "masks")
     assert yacht.endswith("1.000, **worse** (p 4.6e-05) | – |")
     assert next(line for line in brief.shortest(whole) if "digits" in line) == (
-        "| digits | .5000 | −.8765 | **better** (p .0012) |"
+        "| digits | .5000 | .1235 | **better** (p .0012) |"
     )
-    assert brief.counts(whole, "masks")["tuned-layer"] == {"better": 1, "level": 0, "worse": 1}
+    assert brief.counts(whole, "masks")["balanced-layer"] == {"better": 1, "level": 0, "worse": 1}
     of_digits = whole["digits"]["contestants"]
-    of_digits["tuned-layer"] = of_digits["tuned-layer"] | {"earlier_rule": True}
+    of_digits["balanced-layer"] = of_digits["balanced-layer"] | {"earlier_rule": True}
     assert list(brief.verdicts(whole, "deterministic"))[2].count(".1235†, **better**") == 1
     del whole["digits"]["contestants"]["concrete"]
     assert "| – | .1235, **better** (p .0012) | .2500; level |" in list(brief.verdicts(whole, "deterministic"))[2]
@@ -80,19 +80,19 @@ def test_tables_of_pages_are_those_of_the_records(page: str) -> None:
 
 def test_counts_of_pages_are_those_of_the_records() -> None:
     plain, masked = (brief.counts(SUMMARY, how) for how in ("deterministic", "masks"))
-    ours = {verdict: WORDS[count] for verdict, count in plain["tuned-layer"].items()}
-    again = {v: WORDS[count] for v, count in plain["tuned-layer beside the retrained grid"].items()}
+    ours = {verdict: WORDS[count] for verdict, count in plain[brief.OURS].items()}
+    again = {v: WORDS[count] for v, count in plain[f"{brief.OURS} beside the retrained grid"].items()}
     for page in ("README.md", "docs/how_rates_are_learned.md"):
         said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
         assert f"on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}" in said, page
         assert f"level on {again['level']} and worse on {again['worse']}" in said, page
     own = " ".join((ROOT / "experiments/rates/README.md").read_text(encoding="utf-8").split())
-    total = WORDS[sum(plain["tuned-layer"].values())]
+    total = WORDS[sum(plain[brief.OURS].values())]
     assert (
         f"of {total} tasks it is better on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}"
         in own
     )
-    said = {verdict: WORDS[count] for verdict, count in masked["tuned-layer"].items()}
+    said = {verdict: WORDS[count] for verdict, count in masked[brief.OURS].items()}
     assert f"with 20 masks better on {said['better']}, level on {said['level']} and worse on {said['worse']}" in own
     for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
         found = {verdict: WORDS[count] for verdict, count in brief.against(RESULTS, rival, "deterministic").items()}

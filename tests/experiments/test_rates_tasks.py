@@ -17,7 +17,7 @@ from experiments.collaborative import samples
 from experiments.rates import features, images, likes, run, text, uci
 from experiments.rates.contestants import CONTESTANTS, MaskPrior, chosen
 from experiments.rates.tasks import TASKS
-from lbdrop import Bound, Objective, SelfTuning
+from lbdrop import Balanced, Bound, Objective, SelfTuning
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.models.vgg import VGG
@@ -158,11 +158,12 @@ def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) 
     for name, back in (("ml-1m-paper", None), ("digits", 600)):
         task = TASKS[name]
         data = task.data(small_data, 0)
-        model = CONTESTANTS["tuned-layer"].model(task, data)
-        objective = CONTESTANTS["tuned-layer"].objective(model, task, data, 100, torch.Generator())
-        assert isinstance(objective, Objective)
-        assert isinstance(objective.rule, SelfTuning)
-        assert objective.rule.examples == back
+        for contestant, rule in (("tuned-layer", SelfTuning), ("balanced-layer", Balanced)):
+            model = CONTESTANTS[contestant].model(task, data)
+            objective = CONTESTANTS[contestant].objective(model, task, data, 100, torch.Generator())
+            assert isinstance(objective, Objective)
+            assert isinstance(objective.rule, rule)
+            assert objective.rule.examples == back
     with pytest.raises(DropoutError, match="ml-1m-paper has held-out data of another form"):
         chosen("grid,fixed-0.5-retrained", TASKS["ml-1m-paper"])
 

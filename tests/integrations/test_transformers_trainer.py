@@ -29,7 +29,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 import lbdrop
-from lbdrop import trial
+from lbdrop.balanced import FIRST
 from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.integrations.rates import FILE, load_rates, save_rates
 from lbdrop.integrations.transformers import LearnedRatesTrainer, example_losses, labelled
@@ -233,26 +233,24 @@ def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_w
     whole = trained(bert(), tmp_path, data, **settings)
     rule = whole.objective.rule
     assert "kept out" in repr(rule)
-    assert rule.settles == rule.slopes.steps == 16  # of 40 steps
-    assert all(layer.responses is not None for layer in learned_layers(whole.model).values())
-    begun = trial.balanced(rule.slopes.trial, [True] * len(rule.logits))
-    assert max(abs(layer.p - begun) for layer in learned_layers(whole.model).values()) > 0.01
+    assert rule.settles == rule.ledger.steps == 16  # of 40 steps
+    assert max(abs(layer.p - FIRST) for layer in learned_layers(whole.model).values()) > 0.01
     assert not any(layer.logit.requires_grad for layer in learned_layers(whole.model).values())
     kept = load_rates(lbdrop.convert(bert(), verbose=False), tmp_path / "checkpoint-12")
-    slopes = next(iter(learned_layers(kept).values())).slopes
-    assert slopes is not None
-    assert slopes.steps == 12
+    ledger = next(iter(learned_layers(kept).values())).ledger
+    assert ledger is not None
+    assert ledger.steps == 12
     resumed = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-12"), **settings)
     assert resumed.state.global_step == 40
-    assert resumed.objective.rule.slopes.steps == 16
-    seen = [float(each.slopes.sums[0, 0]) for each in (rule, resumed.objective.rule)]
-    # A look at 8 examples in each of the thirteen steps from the fourth on, nine before the break.
-    assert seen[0] == pytest.approx(8 * sum(0.8**k for k in range(13)))
+    assert resumed.objective.rule.ledger.steps == 16
+    seen = [float(each.ledger.compared[0]) for each in (rule, resumed.objective.rule)]
+    # A look in each of the sixteen steps, twelve before the break.
+    assert seen[0] == pytest.approx(sum(0.8**k for k in range(16)))
     assert seen[1] == pytest.approx(seen[0])
 
 
 @pytest.mark.parametrize(("parts", "limit"), [(1, {}), (3, {}), (3, {"max_steps": 3})])
-def test_self_tuning_is_told_how_often_the_loss_is_asked_for(parts: int, limit: dict[str, int], tmp_path: Path) -> None:
+def test_the_rule_is_told_how_often_the_loss_is_asked_for(parts: int, limit: dict[str, int], tmp_path: Path) -> None:
     class Counting(LearnedRatesTrainer):
         calls = 0
 

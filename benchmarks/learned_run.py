@@ -1,8 +1,8 @@
-"""What one self-tuned run costs beside one at a fixed rate: whole runs of the same length, side by side.
+"""What one run with balanced rates costs beside one at a fixed rate: whole runs of the same length, side by side.
 
-Claim: a learned run costs at most 1.5 fixed ones, so a third of a grid of six. Run: ``python -m benchmarks.self_tuning``.
+Claim: a learned run costs at most 1.5 fixed ones, so a third of a grid of six. Run: ``python -m benchmarks.learned_run``.
 Networks of a few hundred weights measure Python, larger ones arithmetic; the tasks go from one to the other. All but the last
-have the length that they have in the table; the trial of noise takes twenty steps of any run, and shorter ones feel it more.
+have the length that they have in the table; a last one is short, for its time.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from experiments.rates.tasks import TASKS
 from lbdrop.records import provenance, write_json
 
 RESULTS = Path(__file__).parent / "results"
-WHO = ("fixed-0.1", "tuned-layer")
+WHO = ("fixed-0.1", "balanced-layer")
 
 
 def main(
@@ -31,7 +31,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of fashion-mnist.npz and uci.tar.")] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
 ) -> None:
-    """Time fixed and self-tuned runs of some tasks, on one thread."""
+    """Time runs with fixed and with balanced rates of some tasks, on one thread."""
     torch.set_num_threads(1)
     rows: dict[str, Any] = {}
     for name, epochs in (each.split(":") for each in tasks.split(",")):
@@ -44,8 +44,10 @@ def main(
                 seconds[who] += [record["seconds"]["cpu"]] if seed else []
         fixed, tuned = (statistics.median(seconds[who]) for who in WHO)
         rows[name] = {"epochs": int(epochs), "seconds": seconds, "ratio": tuned / fixed}
-        Console().print(f"{name}: a self-tuned run costs {tuned / fixed:.2f} fixed ones ({fixed:.2f} s of CPU)")
-    target = out or RESULTS / "self_tuning.json"
+        Console().print(
+            f"{name}: a run with balanced rates costs {tuned / fixed:.2f} fixed ones ({fixed:.2f} s of CPU)"
+        )
+    target = out or RESULTS / "learned_run.json"
     write_json(target, {"settings": {"repeats": repeats, "threads": 1}, "provenance": provenance(), "tasks": rows})
 
 

@@ -1,11 +1,11 @@
-"""The benchmark of self-tuning times both kinds of run, as often as it says."""
+"""The benchmark of a learned run times both kinds of run, as often as it says."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.self_tuning import WHO, main
+from benchmarks.learned_run import WHO, main
 
 
 def test_ratios_are_those_of_the_runs_it_keeps(tmp_path: Path) -> None:
