@@ -20,8 +20,9 @@ $\lambda \lVert w \rVert^2 / n = \sigma^2 \mathrm{df} / n$, while a fit of that 
 $2 \sigma^2 \mathrm{df} / n$. Elsewhere it was found to hold as well as any (LOG.md).
 
 Nothing over-fits at first, and little noise in the first steps helps weights to find their way (Liu et al., Dropout Reduces
-Underfitting, ICML 2023): rates begin at .05 and, in these steps, only rise. When two fifths of the run are over rates are
-settled, those that have come to nothing are off, and held-out examples, having done their work, are trained on too.
+Underfitting, ICML 2023): rates begin at .05 and, in these steps, only rise. Where that surely costs more than over-fitting
+takes, all are off from there. Otherwise, when two fifths of the run are over, rates are settled, those that have come to
+nothing off. Then held-out examples, having done their work, are trained on too.
 """
 
 import math
@@ -51,6 +52,8 @@ KAPPA, GAMMA = 0.5, 0.5
 FIRST, EARLY = 0.05, 0.2
 # Where rates are held while they move, and below which they are off when they are settled.
 LEAST, MOST, OFF = 0.001, 0.7, 0.02
+# By how many standard errors noise has to cost more than over-fitting takes to be off for good when the first steps are over.
+SURE = 2.0
 # How many steps to one look, and in the first steps; how many looks at least until rates are settled, if there are as many.
 EVERY, EVERY_EARLY, LOOKS = 8, 4, 40
 # The looks are forgotten over about a tenth of them.
@@ -122,6 +125,7 @@ class Balanced:
             self.held_out.count()
         self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, trial.STEPS)
         self.last_held_out: Tensor | None = None
+        self._off: list[Tensor] = []  # no mask is drawn for these
         first = next(iter(self.layers.values()))
         if first.ledger is None or first.ledger.rates != len(self.logits):  # else a rule made anew goes on
             first.ledger = Ledger(len(self.logits))
@@ -138,7 +142,7 @@ class Balanced:
     @property
     def settled(self) -> bool:
         """Whether the rates are what they will be."""
-        return self.ledger.steps >= self.settles or not self._moving
+        return self.ledger.settled or not self._moving
 
     @property
     def _moving(self) -> list[nn.Parameter]:
@@ -166,11 +170,12 @@ class Balanced:
         due = ledger.steps % (min(self.every, EVERY_EARLY) if early else self.every) == 0
         if due and ledger.steps not in self.first_epoch:
             self._compare(evaluation)
+            useless = not (ledger.judged or self._early) and self._judge()
             self._move()
+            if useless:
+                self._settle(off=True)
         if ledger.steps == self.settles:
             self._settle()
-            if self.examples is None:
-                self.held_out.restart()  # what waits there is not needed any more
         return expected
 
     @property
@@ -178,15 +183,12 @@ class Balanced:
         return self.ledger.steps < EARLY * self.settles
 
     def _under_noise(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        around = self._around()
+        around = Around(self.logits, 0.0, masks=self.masks, quiet=self._off, generator=self.generator)
         with around.opened(), still(self.logits):
             return evaluation.sampled(around, self.masks).mean()
 
-    def _around(self) -> Around:
-        return Around(self.logits, 0.0, masks=self.masks, generator=self.generator)
-
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
-        around = self._around()
+        around = Around(self.logits, 0.0)
         with as_at_test(self.model), torch.no_grad(), around.opened(), use(self.model, around):
             return evaluation.elsewhere(batch).float()
 
@@ -253,12 +255,29 @@ class Balanced:
         """To drop, the mean of each rate's units."""
         return torch.stack([(-logit.detach().double()).exp().mean() for logit in self.logits])
 
-    def _settle(self) -> None:
-        """What has come to nothing is off, and nothing moves any more; asks the device once for each rate, once in a run."""
+    def _judge(self) -> bool:
+        """Once, when the first steps are over: whether noise surely costs more than over-fitting takes; asks the device."""
+        ledger = self.ledger
+        then = ledger.compared[5] / ledger.compared[0]  # the odds at which it was compared
+        (cost, _), (taken, error) = balance.cost_and_taken(
+            ledger.compared, then, trial.harder(ledger.shift), self.first_epoch.distinct
+        )
+        enough, useless = torch.stack(
+            [ledger.compared[0] > balance.FEW, cost > taken.clamp(min=0) + SURE * error]
+        ).tolist()
+        ledger.judged = enough
+        return enough and useless
+
+    def _settle(self, off: bool = False) -> None:
+        """What has come to nothing is off, or all is, and nothing moves any more; asks the device once for each rate."""
         for logit in self._moving:
-            if bool((logit > logit_of(OFF)).all()):
+            if off or bool((logit > logit_of(OFF)).all()):
                 logit.data.fill_(SILENT)
+                self._off.append(logit)
             logit.requires_grad_(False)
+        if self.examples is None and not self.ledger.settled:
+            self.held_out.restart()  # what waits there is not needed any more
+        self.ledger.settled = True
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""

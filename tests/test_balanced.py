@@ -177,7 +177,26 @@ def test_in_the_first_steps_rates_only_rise() -> None:
         rates.append(model[0].p)
     early = round(EARLY * 0.4 * 1000)
     assert rates[: early - 1] == pytest.approx([FIRST] * (early - 1))
-    assert rates[-1] == pytest.approx(LEAST)
+    assert rates[-1] < 1e-20  # then it is off, for it surely costs more than it can give
+    assert rule.settled
+    assert rule.ledger.steps == early
+
+
+def test_what_may_be_of_use_later_is_not_off_for_good_when_the_first_steps_are_over() -> None:
+    model, x, y = linear(4, 400, 0.1)
+    rule = Balanced(model, [(x, y)], steps=1000, every=1)
+    objective, rates = Objective(model, rule), []
+    for step in range(200):
+        objective(squares, x, y)
+        if step < 100:  # a gap of nothing, give or take ten
+            rule.ledger.compared[4] += 100
+        elif step > 150:
+            rule.ledger.compared[2] += 10
+        rates.append(model[0].p)
+    assert rule.ledger.judged
+    assert not rule.settled
+    assert rates[149] == pytest.approx(LEAST)
+    assert rates[-1] > FIRST
 
 
 def test_a_frozen_rate_stays_and_the_others_move() -> None:
@@ -356,8 +375,9 @@ def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
     model[0].logit.data.fill_(50.0)
     other, _, _ = small()
     other.load_state_dict(model.state_dict())  # into a model that was only converted
-    again = Balanced(other, [(x, y)], steps=100, share=0.01)
+    again = Balanced(other, [(x, y)], steps=100)  # they may have been off early
     assert again.ledger.steps == 1
+    assert again.settled
     Objective(other, again)(crossed, x, y)
     assert other[0].keep == 1.0
     assert other[3].p == pytest.approx(0.2)

@@ -27,7 +27,7 @@ OURS = "balanced-layer"
 def verdicts(whole: Summary, how: str) -> Iterator[str]:
     """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
     yield (
-        "| task | seeds | grid, validation-chosen | balanced noise, per layer | balanced noise, one rate | self-tuning, per layer |"
+        "| task | seeds | grid, validation-chosen | balanced noise, per layer | one rate | self-tuning, per layer |"
         " Concrete | Gaussian | grid's choice retrained; balanced noise per layer against it |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
