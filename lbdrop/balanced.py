@@ -1,4 +1,4 @@
-r"""Balanced noise: rates at which dropout costs what over-fitting takes, found from held-out data in the one run there is.
+r"""Balanced noise: rates at which dropout costs half of what over-fitting takes, found from held-out data in one run.
 
 Noise costs training loss, and over-fitting held-out loss. Every few steps three losses are compared, of training examples
 without noise, with it, and of held-out examples without; and, layer by layer in turn, with the noise of one alone:
@@ -67,7 +67,7 @@ SILENT = 50.0
 
 
 class Balanced:
-    """Rates from held-out data, as one of :mod:`lbdrop.rules`: their noise costs what over-fitting takes.
+    """Rates from held-out data, as one of :mod:`lbdrop.rules`: their noise costs half of what over-fitting takes.
 
     Rates are moved by the rule alone: no optimiser and no learning rate is involved.
 

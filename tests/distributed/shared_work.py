@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lbdrop
-from lbdrop import LearnableDropout, Objective, SelfTuning
+from lbdrop import Balanced, LearnableDropout, Objective, SelfTuning
 from lbdrop.around import Around
 from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Draw, Estimator
@@ -125,6 +125,22 @@ def tuned(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def balanced(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
+    """Weights and rates after some steps of balanced noise, each process with a share of the data."""
+    model, rows = network(), share(rank, ranks)
+    x, y = data()
+    rule = Balanced(model, [(x[rows].flip(1), y[rows])], steps=60, every=1)
+    objective = Objective(model, rule)
+    if wrapped:
+        objective.model = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(40):  # rates move for 24 of them
+        optimizer.zero_grad()
+        objective(losses, x[rows], y[rows]).backward()
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()} | {"looks": rule.ledger.compared[0]}
+
+
 # ------------------------------------------------------------------------------------------------------ the recommender
 
 
@@ -227,7 +243,7 @@ def pictures(count: int = 160) -> tuple[Tensor, Tensor]:
 
 
 def classified(rule: str, **options: Any) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """A fit to generated images: without dropout, under the bound, or self-tuned."""
+    """A fit to generated images: without dropout, under the bound, or with rates that follow held-out data."""
     torch.manual_seed(12)
     dropout = nn.Identity() if rule == "plain" else LearnableDropout(None, 0.3)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16), nn.ReLU(), dropout, nn.Linear(16, 4))  # fmt: skip
@@ -236,7 +252,7 @@ def classified(rule: str, **options: Any) -> tuple[nn.Module, list[dict[str, Any
     objective, epochs = None, options.pop("epochs", 12)
     if rule == "bound":
         objective = Objective(model, examples=len(labels))
-    elif rule == "self-tuned":
+    elif rule == "balanced":
         held_out = [(images[:20].float() / 255, labels[:20])]
         objective = Objective(model, held_out=held_out, steps=epochs * len(batches), examples=len(labels))
     schedule = Schedule(epochs, lr=1e-2, rate_lr=3e-2)

@@ -134,6 +134,7 @@ def main(folder: Path) -> None:
     result: dict[str, Any] = {name: work.core_gradients(name, rank, ranks) for name in work.ESTIMATORS}
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
     result["tuned"] = [work.tuned(rank, ranks, wrapped=each) for each in (True, False)]
+    result["balanced"] = [work.balanced(rank, ranks, wrapped=each) for each in (True, False)]
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
     result["plain masks"] = plain_masks()
     result["measured"], result["streamed"] = work.measured(shared=True), work.streamed(rank, ranks)
@@ -141,7 +142,7 @@ def main(folder: Path) -> None:
     for name in work.FITS:
         model, history = work.recommended(name)
         result[f"fit {name}"] = state(model), history.best_measure
-    for rule in ("plain", "bound", "self-tuned"):
+    for rule in ("plain", "bound", "balanced"):
         model, epochs = work.classified(rule)
         result[f"images {rule}"] = state(model), epochs[-1]["loss"], work.accuracy(model)
         result[f"rates {rule}"] = [m.p for m in model.modules() if isinstance(m, LearnableDropout)]
