@@ -11,6 +11,7 @@ where $s$ is what held-out examples lose from the beginning (:mod:`lbdrop.trial`
 about half of what over-fitting takes (LOG.md), and more than all of it cannot pay. So if $c$ is below $g/2$, or above $g$, by
 more than the standard errors of both, the odds $p_l / (1 - p_l)$ of all rates are multiplied by one factor; a little noise
 costs in proportion to them. Which layer has more of it is for their slopes to say.
+:mod:`lbdrop.balanced` has the same costs and gaps, and no slopes.
 """
 
 import math

@@ -52,7 +52,8 @@ KAPPA, GAMMA = 0.5, 0.5
 FIRST, EARLY = 0.05, 0.2
 # Where rates are held while they move, and below which they are off when they are settled.
 LEAST, MOST, OFF = 0.001, 0.7, 0.02
-# By how many standard errors noise has to cost more than over-fitting takes to be off for good when the first steps are over.
+# By how many of its standard errors what over-fitting takes has to be below the cost of noise for this to be off for good
+# when the first steps are over.
 SURE = 2.0
 # How many steps to one look, and in the first steps; how many looks at least until rates are settled, if there are as many.
 EVERY, EVERY_EARLY, LOOKS = 8, 4, 40
@@ -76,7 +77,8 @@ class Balanced:
         held_out: batches of held-out data, again and again; a ``DataLoader``, or a list of batches.
         steps: how many training steps the whole run has: calls of the objective.
         examples: how many training examples there are beside them; with it, held-out examples are given back, that is,
-            trained on at their share of every batch, once rates are settled. ``None`` keeps them out.
+            trained on at their share of every batch, once rates are settled. ``None`` keeps them out. It also says how long an
+            epoch is: nothing is compared in the first, so that rates stay where they begin if it outlasts ``share``.
         start: the rate that all begin at; by default .05. The model's own do not matter.
         share: of the steps, how many until rates are settled.
         every: how many training steps to one look at held-out data; by default eight, fewer in a run so short that there
@@ -164,6 +166,8 @@ class Balanced:
         ledger, early = self.ledger, self._early
         if ledger.steps == 0:  # for nothing, but that a mistake shows now, and not where the first look counts
             self._held_out_losses(evaluation, self.held_out.peek())
+            if self.examples is not None:
+                self.held_out.check_like(evaluation.batch)
         if ledger.steps in self.first_epoch.last():
             self._see_shift(evaluation)
         ledger.steps += 1
@@ -174,7 +178,7 @@ class Balanced:
             self._move()
             if useless:
                 self._settle(off=True)
-        if ledger.steps == self.settles:
+        if ledger.steps >= self.settles:  # beyond, where a run taken up again was made shorter
             self._settle()
         return expected
 
@@ -245,7 +249,9 @@ class Balanced:
         # In these proportions, what noise would cost as much as now; and by the factor more or less.
         then = share * (price * now).sum() / (price * share).sum() * by.exp()
         change = (then / now).log().clamp(-balance.STRIDE, balance.STRIDE)
-        change = torch.where((ledger.compared[0] > balance.FEW) & change.isfinite(), change, 0.0)
+        # Of several processes a look counts several times, and still is one.
+        enough = (ledger.compared[0] > balance.FEW) & (ledger.looks > balance.FEW)
+        change = torch.where(enough & change.isfinite(), change, 0.0)
         low, high = logit_of(MOST), logit_of(FIRST if self._early else LEAST)
         for logit, step in zip(self._moving, change, strict=True):
             # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
@@ -265,8 +271,8 @@ class Balanced:
         enough, useless = torch.stack(
             [ledger.compared[0] > balance.FEW, cost > taken.clamp(min=0) + SURE * error]
         ).tolist()
-        ledger.judged = enough
-        return enough and useless
+        ledger.judged = enough and ledger.looks > balance.FEW
+        return ledger.judged and useless
 
     def _settle(self, off: bool = False) -> None:
         """What has come to nothing is off, or all is, and nothing moves any more; asks the device once for each rate."""

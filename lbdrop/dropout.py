@@ -289,6 +289,8 @@ class NoiseLayer(nn.Module):
             self.slopes = Slopes(found.shape[1])
         if self.ledger is None and (found := state_dict.get(f"{prefix}ledger._extra_state")) is not None:
             self.ledger = Ledger.like(found)
+        if self.ledger is not None:  # a state from before the rule, or of another, leaves it as it is
+            state_dict.setdefault(f"{prefix}ledger._extra_state", self.ledger.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:

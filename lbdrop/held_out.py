@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,15 +85,19 @@ class HeldOut:
         if not count:
             return batch
         self._owed -= count
-        try:
+        with _alike():
             own = [leaf[count:] for leaf in leaves]
             both = [torch.cat(pair) for pair in zip(own, self._taken(count, form), strict=True)]
             return tuple(both) if isinstance(form, int) else tree_unflatten(both, form)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise DropoutError(
-                "held_out: want batches like those of training, so that its examples can be given back, got"
-                f" {error}; pass examples=None to keep them out"
-            ) from error
+
+    def check_like(self, batch: tuple[Any, ...]) -> None:
+        """An error where the next batch could not be put behind one of training; nothing is taken."""
+        (own, form), (held_out, theirs) = _flat(batch), _flat(self.peek())
+        with _alike():
+            if theirs != form:
+                raise TypeError(f"{len(held_out)} tensors that are held otherwise than those of training")
+            for pair in zip(own, held_out, strict=True):
+                torch.cat([leaf[:1] for leaf in pair])
 
     def _taken(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
@@ -122,6 +127,18 @@ class HeldOut:
                     "held_out: want batches that can be gone through again and again, got none; give a DataLoader or a"
                     " list, not a generator"
                 )
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Batches that cannot be put together are an error with the next step."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DropoutError(
+            "held_out: want batches like those of training, so that its examples can be given back, got"
+            f" {error}; pass examples=None to keep them out"
+        ) from error
 
 
 def _flat(batch: Any) -> tuple[list[Any], Any]:

@@ -19,3 +19,14 @@ def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.
     model = nn.Sequential(lbdrop.LearnableDropout(rate=0.3), nn.Linear(inputs, 1, bias=False)).double()
     model[1].weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T.clone()
     return model, x, y
+
+
+def over_fitted(share: float) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float]:
+    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs this share of what over-fitting takes."""
+    torch.manual_seed(0)
+    model, x, y = linear(20, 60, 3.0)
+    _, more, answers = linear(20, 4060, 3.0)
+    more, answers = more[60:], answers[60:]
+    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
+    price = (x * model[1].weight.detach()).square().sum(1).mean()
+    return model, (x, y), (more, answers), float(share * gap / price)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from least_squares_with_dropout import linear, squares
+from least_squares_with_dropout import linear, over_fitted, squares
 from torch import Tensor, nn
 
 import lbdrop
@@ -124,21 +124,10 @@ def test_what_is_lifted_or_lowered_takes_all_that_move_along_and_none_too_far(mo
     assert all(layer.p == pytest.approx(LOWEST) for layer in layers[:3])
 
 
-def over_fitted() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float]:
-    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs half of what over-fitting takes."""
-    torch.manual_seed(0)
-    model, x, y = linear(20, 60, 3.0)
-    _, more, answers = linear(20, 4060, 3.0)
-    more, answers = more[60:], answers[60:]
-    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
-    per_odds = (x * model[1].weight.detach()).square().sum(1).mean()
-    return model, (x, y), (more, answers), float(AT_LEAST * gap / per_odds)
-
-
 def test_noise_that_is_too_little_is_lifted_until_it_costs_half_of_what_over_fitting_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, train, held_out, expected = over_fitted()
+    model, train, held_out, expected = over_fitted(AT_LEAST)
     rule = SelfTuning(model, [held_out], steps=500, start=0.05, plain=0.0, every=1)
     monkeypatch.setattr(rule.slopes, "step", lambda now, window: torch.zeros_like(now))  # the balance alone
     objective = Objective(model, rule)
@@ -150,7 +139,7 @@ def test_noise_that_is_too_little_is_lifted_until_it_costs_half_of_what_over_fit
 
 
 def test_the_steps_without_dropout_end_early_where_something_surely_over_fits() -> None:
-    model, train, held_out, expected = over_fitted()
+    model, train, held_out, expected = over_fitted(AT_LEAST)
     rule = SelfTuning(model, [held_out], steps=1000, every=1)
     objective, rates = Objective(model, rule), []
     assert rule.begins == 80
@@ -165,7 +154,7 @@ def test_the_steps_without_dropout_end_early_where_something_surely_over_fits() 
     # Where nothing over-fits they go on to their end; nor can it in a first epoch.
     model, x, y = linear(4, 400, 0.1)
     for data, examples in (((x, y), None), (held_out, 60 * 40)):
-        fits = over_fitted()[0] if examples else model
+        fits = over_fitted(AT_LEAST)[0] if examples else model
         rule = SelfTuning(fits, [data], steps=1000, examples=examples, every=1)
         objective = Objective(fits, rule)
         for _ in range(30):
@@ -175,7 +164,7 @@ def test_the_steps_without_dropout_end_early_where_something_surely_over_fits() 
 
 
 def test_steps_without_dropout_compare_losses_oftener_than_looks_come_later() -> None:
-    model, train, held_out, _ = over_fitted()
+    model, train, held_out, _ = over_fitted(AT_LEAST)
     rule = SelfTuning(model, [held_out], steps=1000)
     objective = Objective(model, rule)
     for _ in range(45):
@@ -186,7 +175,7 @@ def test_steps_without_dropout_compare_losses_oftener_than_looks_come_later() ->
 
 
 def test_a_run_that_began_early_and_is_taken_up_again_knows_that_it_did() -> None:
-    model, train, held_out, _ = over_fitted()
+    model, train, held_out, _ = over_fitted(AT_LEAST)
     rule = SelfTuning(model, [held_out], steps=1000, every=1)
     objective = Objective(model, rule)
     for _ in range(20):

@@ -1,17 +1,15 @@
 """Balanced noise: where what it should cost has a closed form it costs that, from any start; and nothing else moves a rate."""
 
-import copy
-import math
 from typing import Any
 
 import pytest
 import torch
-from least_squares_with_dropout import linear, squares
+from least_squares_with_dropout import linear, over_fitted, squares
 from small_self_tuned import crossed, small
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop import Balanced, DropoutError, Objective, parameter_groups
+from lbdrop import Balanced, Objective, parameter_groups
 from lbdrop.balanced import EARLY, FIRST, GAMMA, KAPPA, LEAST, MOST
 
 Pair = tuple[Tensor, Tensor]
@@ -23,20 +21,9 @@ def odds(layer: Any) -> float:
     return layer.p / (1 - layer.p)
 
 
-def over_fitted() -> tuple[nn.Module, Pair, Pair, float]:
-    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs its share of what over-fitting takes."""
-    torch.manual_seed(0)
-    model, x, y = linear(20, 60, 3.0)
-    _, more, answers = linear(20, 4060, 3.0)
-    more, answers = more[60:], answers[60:]
-    gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
-    price = (x * model[1].weight.detach()).square().sum(1).mean()
-    return model, (x, y), (more, answers), float(KAPPA * gap / price)
-
-
 @pytest.mark.parametrize("start", [0.05, 0.7])
 def test_noise_costs_its_share_of_what_over_fitting_takes_from_below_and_from_above(start: float) -> None:
-    model, train, held_out, expected = over_fitted()
+    model, train, held_out, expected = over_fitted(KAPPA)
     rule = Balanced(model, [held_out], steps=1000, start=start, every=1)
     objective = Objective(model, rule)
     for _ in range(rule.settles):  # weights stay where they are
@@ -61,7 +48,7 @@ class Halves(nn.Module):
 
 
 def test_a_dearer_layer_has_less_noise_and_both_cost_the_share_together() -> None:
-    plain, train, held_out, _ = over_fitted()
+    plain, train, held_out, _ = over_fitted(KAPPA)
     weight = plain[1].weight.detach().clone()
     weight[:, 10:] *= 2
     model = Halves(weight).double()
@@ -155,7 +142,7 @@ def test_where_every_rate_hurts_dropout_is_off() -> None:
 
 
 def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
-    model, train, held_out, _ = over_fitted()
+    model, train, held_out, _ = over_fitted(KAPPA)
     objective = Objective(model, Balanced(model, [held_out], steps=3000, every=3))
     moved = []
     for _ in range(21):
@@ -200,7 +187,7 @@ def test_what_may_be_of_use_later_is_not_off_for_good_when_the_first_steps_are_o
 
 
 def test_a_frozen_rate_stays_and_the_others_move() -> None:
-    plain, train, held_out, _ = over_fitted()
+    plain, train, held_out, _ = over_fitted(KAPPA)
     model = Halves(plain[1].weight.detach().clone()).double()
     model.first.logit.requires_grad_(False)
     objective = Objective(model, Balanced(model, [held_out], steps=1000, every=1))
@@ -303,140 +290,3 @@ def test_noise_rises_by_harder_held_out_data_only_where_nobody_can_know_that_the
     assert (model[0].p > 0.3) != known
     assert model[0].p <= FIRST + 1e-6 or not known
     assert (rule.ledger.looks > 0) == (epochs > 1)  # in a first epoch nothing is compared
-
-
-# ---------------------------------------------------------------------------------------------------- settled, resumed
-
-
-def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
-    """A rule whose rates are settled after one step, with held-out examples that can be told from the others."""
-    model, x, y = small()
-    held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
-    objective = Objective(model, Balanced(model, held, steps=100, share=0.01, start=0.2, **options))
-    objective(crossed, x, y)
-    return model, objective, x, y
-
-
-@pytest.mark.parametrize("examples", [None, 7])
-def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(examples: int | None) -> None:
-    model, objective, x, y = settled(examples=examples)
-    seen: list[float] = []
-
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        seen.extend(x[x[:, 0] > 90, 0].tolist())
-        assert len(x) == 5
-        return crossed(model, x, y)
-
-    for _ in range(10):
-        objective(losses, x[:5], y[:5]).backward()
-    # 3 of all 10 examples are held out: of 50 that were trained on, 15 are, each as often as the others.
-    assert sorted(seen) == ([] if examples is None else sorted([100.0, 101.0, 102.0] * 5))
-    assert model[0].p == pytest.approx(0.2)
-    assert model[0].logit.grad is None
-
-
-@pytest.mark.parametrize("stopped", [1, 3, 7])
-def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: int) -> None:
-    torch.manual_seed(0)
-    first, x, y = small()
-    batches = [(x[:10], 2 - y[:10]), (x[10:], 2 - y[10:])]
-
-    def train(model: nn.Module, optimizer: Any, rule: Balanced, epochs: range) -> None:
-        objective = Objective(model, rule)
-        for epoch in epochs:
-            torch.manual_seed(epoch)
-            rule.restart()
-            for _ in range(8):
-                optimizer.zero_grad()
-                objective(crossed, x, y).backward()
-                optimizer.step()
-
-    def made(model: nn.Module) -> tuple[Balanced, Any]:
-        return Balanced(model, batches, steps=80, examples=20), torch.optim.Adam(parameter_groups(model, lr=3e-2))
-
-    second = copy.deepcopy(first)
-    rule, optimizer = made(first)
-    train(first, optimizer, rule, range(10))
-    assert first[0].p != pytest.approx(FIRST, rel=0.1)
-    rule, optimizer = made(second)
-    train(second, optimizer, rule, range(stopped))
-    third, _, _ = small()
-    rule, other = made(third)
-    third.load_state_dict(copy.deepcopy(second.state_dict()))
-    other.load_state_dict(optimizer.state_dict())
-    assert rule.ledger.steps == min(8 * stopped, 32)
-    train(third, other, rule, range(stopped, 10))
-    for name, value in first.state_dict().items():
-        torch.testing.assert_close(third.state_dict()[name], value, rtol=0, atol=0)
-
-
-def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
-    model, _, x, y = settled()
-    model[0].logit.data.fill_(50.0)
-    other, _, _ = small()
-    other.load_state_dict(model.state_dict())  # into a model that was only converted
-    again = Balanced(other, [(x, y)], steps=100)  # they may have been off early
-    assert again.ledger.steps == 1
-    assert again.settled
-    Objective(other, again)(crossed, x, y)
-    assert other[0].keep == 1.0
-    assert other[3].p == pytest.approx(0.2)
-
-
-def test_a_look_that_is_not_finite_is_forgotten() -> None:
-    model, train, held_out, _ = over_fitted()
-    rule = Balanced(model, [held_out], steps=1000, every=1)
-    objective = Objective(model, rule, check=False)
-    for step in range(12):
-        objective(squares, train[0] * (math.inf if step == 8 else 1.0), train[1])
-    assert rule.ledger.compared.isfinite().all()
-    assert rule.ledger.alone.isfinite().all()
-    assert math.isfinite(model[0].p)
-    assert rule.ledger.looks == 12
-
-
-# ------------------------------------------------------------------------------------------------------------ mistakes
-
-
-def test_held_out_data_that_cannot_serve_are_refused_in_the_first_step() -> None:
-    model, x, y = small()
-    for held_out, words in (
-        ([(x * torch.nan, y)], "of held-out data"),
-        ((pair for pair in [(x, y)]), "not a generator"),
-        ([], "got none"),
-    ):
-        objective = Objective(model, Balanced(model, held_out, steps=100, every=1))
-        with pytest.raises(DropoutError, match=words):
-            for _ in range(3):
-                objective(crossed, x, y)
-        assert torch.isfinite(model[0].logit)
-    with pytest.raises(DropoutError, match="got no batch"):
-        Objective(model, Balanced(model, [(x, y)], steps=100))(lambda m: crossed(m, x, y))
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    model, x, y = small()
-    with pytest.raises(DropoutError, match=r"share in \(0, 1\]"):
-        Balanced(model, [(x, y)], steps=100, share=0.0)
-    with pytest.raises(DropoutError, match=r"steps ≥ 1.*got None, 1, 0"):
-        Balanced(model, [(x, y)], steps=0)
-    with pytest.raises(DropoutError, match=r"start: want a rate from 0\.001 to 0\.7"):
-        Balanced(model, [(x, y)], steps=100, start=0.9)
-    with pytest.raises(DropoutError, match="convert"):
-        Balanced(nn.Linear(2, 2), [(x, y)], steps=100)
-    with pytest.raises(DropoutError, match="want one of them"):
-        Objective(model, Balanced(model, [(x, y)], steps=100), held_out=[(x, y)])
-    with pytest.raises(DropoutError, match="steps: want how many training steps the run has"):
-        Objective(model, held_out=[(x, y)])
-
-
-def test_no_rate_leaves_its_range() -> None:
-    model, train, held_out, _ = over_fitted()
-    rule = Balanced(model, [held_out], steps=1000, every=1)
-    objective = Objective(model, rule)
-    for gap, end in ((1e6, MOST), (-1e6, LEAST)):
-        for _ in range(100):
-            objective(squares, *train)
-            count = rule.ledger.compared[0]
-            rule.ledger.compared[2], rule.ledger.compared[4] = gap * count, gap**2 * count
-        assert model[0].p == pytest.approx(end)

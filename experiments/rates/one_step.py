@@ -1,4 +1,4 @@
-r"""Rates that follow held-out data one optimiser step ahead: a rival to self-tuning, short-sighted by construction.
+r"""Rates that follow held-out data one optimiser step ahead: a rival to balanced noise, short-sighted by construction.
 
 A step of Adam on the masked loss of example $i$ moves the held-out loss by
 

@@ -51,7 +51,7 @@ class Task:
     batch: int
     lr: float = 1e-3
     starts: bool = False
-    """Whether self-tuning also runs from rates far below and far above."""
+    """Whether rules that follow held-out data also run from rates far below and far above."""
 
     def data(self, folder: Path, seed: int) -> Data:
         return Data(*self.load(folder, seed))
