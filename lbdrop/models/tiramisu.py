@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.models import dense
 from lbdrop.models.images import check_images
 
 __all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics"]
@@ -59,11 +60,15 @@ class CommonDropout2d(nn.Module):
         self.rate = rate
 
     def forward(self, x: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
+        mask = self.mask(x, x.shape[1])
+        return x if mask is None else x * mask.view(*mask.shape, *(1 for _ in x.shape[2:]))
+
+    def mask(self, x: Tensor, channels: int) -> Float[Tensor, "batch channels"] | None:
+        """For ``channels`` of images like these; none where nothing is dropped."""
         if not self.training or not self.rate:
-            return x
+            return None
         keep = 1 - self.rate
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
-        return x * torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
+        return torch.empty((len(x), channels), dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
 
     def extra_repr(self) -> str:
         return f"p={self.rate}"
@@ -232,18 +237,32 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.conv(F.relu_(self.norm(x))))
 
+    def weights(self) -> dense.Weights:
+        norm, conv = self.norm, self.conv
+        return dense.Weights(norm.weight, norm.bias, conv.weight, conv.bias, norm.running_mean, norm.running_var)
+
 
 class _Block(nn.Module):
-    """Dense layers; gives everything concatenated, or the new features alone."""
+    """Dense layers over maps side by side; gives everything concatenated, or the new features alone."""
 
     def __init__(self, width: int, layers: int, growth: int, dropout: Callable[[int], nn.Module], whole: bool):
         super().__init__()
         self.layers = nn.ModuleList(_Layer(width + i * growth, growth, dropout) for i in range(layers))
         self.whole = whole
 
-    def forward(self, x: Tensor) -> Tensor:
-        new = [self.layers[0](x)]
-        for layer in self.layers[1:]:
+    def forward(self, *inputs: Tensor) -> Tensor:
+        layers: list[Any] = list(self.layers)
+        norm = layers[0].norm
+        if dense.is_fast(inputs[0]) and all(isinstance(layer.dropout, CommonDropout2d) for layer in layers):
+            weights = [layer.weights() for layer in layers]
+            if norm.training:
+                masks = [layer.dropout.mask(inputs[0], layer.conv.out_channels) for layer in layers]
+                return dense.dense_block(inputs, weights, masks, norm.momentum or 0.0, norm.eps, self.whole)
+            if norm.running_mean is not None and not torch.is_grad_enabled():
+                return dense.predicted_block(inputs, weights, norm.eps, self.whole)
+        x = inputs[0] if len(inputs) == 1 else _joined(*inputs)
+        new = [layers[0](x)]
+        for layer in layers[1:]:
             x = _joined(x, new[-1])
             new.append(layer(x))
         return _joined(x, new[-1]) if self.whole else _joined(*new)
@@ -273,4 +292,4 @@ class _Up(nn.Module):
         height, width = skip.shape[2:]
         x = self.conv(new)
         top, left = (x.shape[2] - height) // 2, (x.shape[3] - width) // 2
-        return self.block(_joined(x[:, :, top : top + height, left : left + width], skip))
+        return self.block(x[:, :, top : top + height, left : left + width], skip)
