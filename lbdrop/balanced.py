@@ -14,6 +14,9 @@ themselves to half-way between equal rates and equal costs:
 
 $$ c = \tfrac12\,g, \qquad o_l \propto k_l^{-1/2} . $$
 
+Where the units of a layer have rates of their own, the layer moves so as a whole, and :mod:`lbdrop.unit_prices` says which of
+them has more.
+
 The half is that of ridge regression, which dropout of a linear model's inputs is. With noise of variance $\sigma^2$, weights of
 prior variance $\tau^2$ and inputs at right angles the best penalty is $\lambda = \sigma^2 / \tau^2$; there it costs
 $\lambda \lVert w \rVert^2 / n = \sigma^2 \mathrm{df} / n$, while a fit of that many degrees of freedom is optimistic by
@@ -35,14 +38,15 @@ from torch import Tensor, nn
 
 from lbdrop import balance, trial
 from lbdrop.around import Around
-from lbdrop.dropout import learned_layers, logit_of
+from lbdrop.dropout import LearnableDropout, learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.first_epoch import FirstEpoch
 from lbdrop.held_out import HeldOut
 from lbdrop.ledger import Ledger
 from lbdrop.masks import use
-from lbdrop.modes import as_at_test, still
+from lbdrop.modes import as_at_test, recurrent_by_hand, still
 from lbdrop.rules import Evaluation
+from lbdrop.unit_prices import UnitPrices, priced
 
 __all__ = ["EVERY", "Balanced"]
 
@@ -129,10 +133,14 @@ class Balanced:
         self.last_held_out: Tensor | None = None
         self._off: list[Tensor] = []  # no mask is drawn for these
         first = next(iter(self.layers.values()))
-        if first.ledger is None or first.ledger.rates != len(self.logits):  # else a rule made anew goes on
+        begins = first.ledger is None or first.ledger.rates != len(self.logits)
+        if begins:  # else a rule made anew goes on
             first.ledger = Ledger(len(self.logits))
             for logit in self._moving:
                 logit.data.fill_(logit_of(FIRST if start is None else start))
+        for holder in self._holders.values():
+            if begins or holder.unit_prices is None:
+                holder.unit_prices = UnitPrices.of(holder.logit)
 
     @property
     def ledger(self) -> Ledger:
@@ -150,6 +158,17 @@ class Balanced:
     def _moving(self) -> list[nn.Parameter]:
         """The rates that are not settled, nor meant to stay what they are."""
         return [logit for logit in self.logits if logit.requires_grad]
+
+    @property
+    def _unit_prices(self) -> dict[int, UnitPrices]:
+        """By those of the rates that move and have several units."""
+        return {rate: prices for rate, holder in self._holders.items() if (prices := holder.unit_prices) is not None}
+
+    @property
+    def _holders(self) -> dict[int, LearnableDropout]:
+        """By the same rates, the first layer of each, which has its prices."""
+        first = {id(layer.logit): layer for layer in reversed(self.layers.values())}
+        return {r: first[id(a)] for r, a in enumerate(self.logits) if a.requires_grad and a.numel() > 1}
 
     # ------------------------------------------------------------------------------------------------------ one step
 
@@ -211,8 +230,8 @@ class Balanced:
         ledger, moving = self.ledger, [rate for rate, logit in enumerate(self.logits) if logit.requires_grad]
         held_out = self._held_out_losses(evaluation, self.held_out.next())
         self.last_held_out = held_out.mean()
+        plain, prices = self._plain(evaluation)
         with as_at_test(self.model), torch.no_grad():
-            plain = trial.plain(evaluation, self.logits, self.generator)
             noisy = trial.noisy(evaluation, self.logits, self.generator)
             count = min(ALONE, len(moving))
             turn = [moving[(ledger.looks * count + i) % len(moving)] for i in range(count)]
@@ -222,8 +241,8 @@ class Balanced:
         odds, trained = self._odds(), plain.double().mean()
         compared = balance.sums_of(plain, noisy, held_out, odds[moving].sum())
         costs = torch.stack([each.double().mean() - trained for each in lone])
-        found = evaluation.summed(torch.cat([compared, costs, odds[turn]]))
-        compared, costs, then = found.split([len(compared), count, count])
+        found = evaluation.summed(torch.cat([compared, costs, odds[turn], *prices]))
+        compared, costs, then, *prices = found.split([len(compared), count, count, *map(len, prices)])
         ledger.looks += 1
         ledger.to_device(found.device)
         # A look that is not finite would stay in the sums for ever.
@@ -233,6 +252,16 @@ class Balanced:
         alone = ledger.alone.clone()
         alone[:, turn] = torch.stack([costs, then]) + forget * alone[:, turn]
         ledger.alone = torch.where(finite, alone, ledger.alone)
+        for units, price in zip(self._unit_prices.values(), prices, strict=True):
+            units.add(price, 1 - 1 / self.window, finite)
+
+    def _plain(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch"], list[Tensor]]:
+        """Each example's loss without dropout, and what each unit costs where units have rates of their own."""
+        with as_at_test(self.model), torch.no_grad():
+            if not (several := [self.logits[rate] for rate in self._unit_prices]):
+                return trial.plain(evaluation, self.logits, self.generator), []
+            with recurrent_by_hand(self.model), still(self.logits):
+                return priced(evaluation, several)
 
     def _move(self) -> None:
         """All rates, to where their noise costs what it should; keeps no GPU waiting."""
@@ -253,13 +282,21 @@ class Balanced:
         enough = (ledger.compared[0] > balance.FEW) & (ledger.looks > balance.FEW)
         change = torch.where(enough & change.isfinite(), change, 0.0)
         low, high = logit_of(MOST), logit_of(FIRST if self._early else LEAST)
-        for logit, step in zip(self._moving, change, strict=True):
+        units = self._unit_prices
+        for rate, logit, step in zip(moving, self._moving, change, strict=True):
             # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
-            logit.data.sub_(step.to(logit.dtype)).clamp_(low, high)
+            if rate not in units:
+                logit.data.sub_(step.to(logit.dtype)).clamp_(low, high)
+                continue
+            units[rate].level = (units[rate].level - step).clamp(low, high)
+            shares = torch.where(enough, units[rate].shares(), 1.0)
+            logit.data.copy_((units[rate].level - shares.log()).clamp(low, logit_of(LEAST)))
 
     def _odds(self) -> Float[Tensor, "rates"]:
-        """To drop, the mean of each rate's units."""
-        return torch.stack([(-logit.detach().double()).exp().mean() for logit in self.logits])
+        """To drop, of each rate; of one with several units as a whole."""
+        units = self._unit_prices
+        logits = [units[rate].level if rate in units else logit.detach() for rate, logit in enumerate(self.logits)]
+        return torch.stack([(-logit.double()).exp().mean() for logit in logits])
 
     def _judge(self) -> bool:
         """Once, when the first steps are over: whether noise surely costs more than over-fitting takes; asks the device."""
@@ -276,8 +313,9 @@ class Balanced:
 
     def _settle(self, off: bool = False) -> None:
         """What has come to nothing is off, or all is, and nothing moves any more; asks the device once for each rate."""
+        units = {id(self.logits[rate]): prices.level for rate, prices in self._unit_prices.items()}
         for logit in self._moving:
-            if off or bool((logit > logit_of(OFF)).all()):
+            if off or bool((units.get(id(logit), logit) > logit_of(OFF)).all()):
                 logit.data.fill_(SILENT)
                 self._off.append(logit)
             logit.requires_grad_(False)

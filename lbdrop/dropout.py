@@ -22,6 +22,7 @@ from lbdrop.ledger import Ledger
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
 from lbdrop.slopes import Slopes
+from lbdrop.unit_prices import UnitPrices
 
 __all__ = [
     "LearnableDropout",
@@ -128,6 +129,8 @@ class NoiseLayer(nn.Module):
         # What held-out data have said of all rates, to the one rule or the other; the model's first learned layer has it.
         self.slopes: Slopes | None = None
         self.ledger: Ledger | None = None
+        # Of the units that its rate has, if it has several; the first layer of a rate has them.
+        self.unit_prices: UnitPrices | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -291,6 +294,10 @@ class NoiseLayer(nn.Module):
             self.ledger = Ledger.like(found)
         if self.ledger is not None:  # a state from before the rule, or of another, leaves it as it is
             state_dict.setdefault(f"{prefix}ledger._extra_state", self.ledger.get_extra_state())
+        if self.unit_prices is None and (found := state_dict.get(f"{prefix}unit_prices._extra_state")) is not None:
+            self.unit_prices = UnitPrices(len(found) - 1)
+        if self.unit_prices is not None:
+            state_dict.setdefault(f"{prefix}unit_prices._extra_state", self.unit_prices.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:

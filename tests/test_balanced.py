@@ -197,21 +197,6 @@ def test_a_frozen_rate_stays_and_the_others_move() -> None:
     assert model.second.p > 1.5 * FIRST
 
 
-def test_a_rate_per_unit_keeps_its_differences() -> None:
-    model, x, y = small()
-    model[3] = lbdrop.LearnableDropout(8, rate=0.2)
-    rule = Balanced(model, [(x, y)], steps=1000, every=1)
-    model[3].logit.data -= 1 + torch.linspace(-0.2, 0.2, 8)  # above where any is held in the first steps
-    before = model[3].logit.detach().clone()
-    objective = Objective(model, rule)
-    for _ in range(6):
-        objective(crossed, x, 2 - y)
-        rule.ledger.compared[2] = 100.0  # a gap that nobody could overlook
-    steps = before - model[3].logit.detach()
-    assert 0.5 < steps.min() < 2
-    torch.testing.assert_close(steps, steps[:1].expand(8))
-
-
 def test_every_rate_has_its_turn() -> None:
     model = nn.Sequential(*(lbdrop.LearnableDropout(rate=0.1) for _ in range(5)), nn.Linear(4, 1)).double()
     x, y = torch.randn(20, 4).double(), torch.randn(20).double()

@@ -27,10 +27,10 @@ OURS = "balanced-layer"
 def verdicts(whole: Summary, how: str) -> Iterator[str]:
     """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
     yield (
-        "| task | seeds | grid, validation-chosen | balanced noise, per layer | one rate | self-tuning, per layer |"
+        "| task | seeds | grid, validation-chosen | balanced noise, per layer | per unit | one rate | self-tuning, per layer |"
         " Concrete | Gaussian | grid's choice retrained; balanced noise per layer against it |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, found in _tasks(whole):
         grid, again = found["chosen"][how], found["retrained"].get(how)
         low, high = min(grid["rates"]), max(grid["rates"])
@@ -38,7 +38,7 @@ def verdicts(whole: Summary, how: str) -> Iterator[str]:
         last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again[OURS])}"
         learned = " | ".join(
             _cell(found["contestants"].get(who), how)
-            for who in (OURS, "balanced-model", "tuned-layer", "concrete", "gaussian")
+            for who in (OURS, "balanced-unit", "balanced-model", "tuned-layer", "concrete", "gaussian")
         )
         yield f"| {name} | {len(found['seeds'])} | {_number(grid['nll'])} ({rates}) | {learned} | {last} |"
 
@@ -134,5 +134,5 @@ if __name__ == "__main__":
     for how in ("deterministic", "masks"):
         for who, verdict in counts(summary, how).items():
             print(f"{how}: {who} against the grid: {dict(verdict)}")
-        for rival in ("concrete", "gaussian", "tuned-layer"):
+        for rival in ("balanced-unit", "concrete", "gaussian", "tuned-layer"):
             print(f"{how}: {OURS} against {rival}: {dict(against(RESULTS, rival, how))}")

@@ -154,7 +154,9 @@ def _all() -> Iterable[Contestant]:
         "tuned": ("self-tuning", "self-tuning"), "balanced": ("balanced", "balanced noise"),
     }  # fmt: skip
     for name, (rule, label) in following.items():
+        together = ", which move together" if rule == "self-tuning" else ""
         yield Contestant(f"{name}-layer", f"{label}, per layer", "learned", rule, start=None)
+        yield Contestant(f"{name}-unit", f"{label}, per unit{together}", "learned", rule, per="unit", start=None)
         yield Contestant(f"{name}-model", f"{label}, one rate", "learned", rule, per="model", start=None)
         for start in STARTS:
             yield Contestant(
@@ -171,9 +173,11 @@ CONTESTANTS: dict[str, Contestant] = {each.name: each for each in _all()}
 
 def chosen(name: str, task: Task) -> list[Contestant]:
     """A contestant, several with commas, ``grid`` for the fixed rates, ``rules`` for all but those that give held-out data
-    back, or ``all`` of those that need no other's result."""
+    back, or ``all`` of those that need no other's result, but for self-tuning's starts."""
     if name == "all":
-        return [e for e in CONTESTANTS.values() if not e.retrained and (task.starts or not e.only_with_starts)]
+        # Of starts the default's alone: self-tuning's, the default before, are run where they are named.
+        starts = "balanced" if task.starts else None
+        return [e for e in CONTESTANTS.values() if not e.retrained and (not e.only_with_starts or e.rule == starts)]
     found = []
     for each in (part.strip() for part in name.split(",")):
         if each == "grid":

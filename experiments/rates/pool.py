@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,6 +25,9 @@ __all__ = ["Job", "outcomes", "usual_workers"]
 
 # Each process has a context of its own there, which takes memory.
 ON_A_GPU = 4
+# Large tensors' memory stays with the process: glibc would give it back at once and be given it again page by page, which is a
+# third of the time that measuring with masks takes. Numbers stay the same.
+KEEPING_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
 class Job(NamedTuple):
@@ -66,7 +69,7 @@ def outcomes(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, dict[str
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_alone) as pool:
         try:
-            with _deaf_to_ctrl_c():  # which those inherit that are started here
+            with _deaf_to_ctrl_c(), _environment(KEEPING_MEMORY):  # which those inherit that are started here
                 asked = {pool.submit(job.run): job for job in jobs}
             for done in as_completed(asked):
                 yield asked[done], done.result()
@@ -99,6 +102,18 @@ def _alone() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_it, daemon=True).start()
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """These variables, where nobody has set them otherwise."""
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import lbdrop
 from experiments.rates.contestants import GIVING_BACK, RATE_LR, Batches, Contestant
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
-from lbdrop import balanced
+from lbdrop import balanced, unit_prices
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
@@ -95,23 +95,25 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
-    return own | budget | prior | {"rate_lr": RATE_LR} | _of_rule(contestant.rule)
+    return own | budget | prior | {"rate_lr": RATE_LR} | _of_rule(contestant.rule, contestant.per)
 
 
-def _of_rule(name: str) -> dict[str, Any]:
+def _of_rule(name: str, per: str) -> dict[str, Any]:
     """What the rule itself has settled, so that runs under other defaults are not taken for its own."""
     if name not in RULES:
         return {}
     parameters = signature(GIVING_BACK[name]).parameters
     defaults = {k: parameters[k].default for k in ("plain", "share", "spread") if k in parameters}
     constants = {k.lower(): getattr(balanced, k) for k in ("KAPPA", "GAMMA", "FIRST", "EARLY", "MOST", "OFF")}
+    if per == "unit":
+        constants |= {f"unit_{k.lower()}": getattr(unit_prices, k) for k in ("GAMMA", "CHEAPEST")}
     return defaults | {"every": EVERY, "version": RULES[name]} | (constants if name == "balanced" else {})
 
 
 def by_earlier_rule(record: Mapping[str, Any]) -> bool:
     """Whether rates were learned by an earlier version of a rule: the run stands until it is made again."""
     found = record["settings"]
-    return any(found.get(name) != value for name, value in _of_rule(found["rule"]).items())
+    return any(found.get(name) != value for name, value in _of_rule(found["rule"], found["per"]).items())
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:

@@ -94,9 +94,11 @@ def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
 
 def test_starts_run_on_the_tasks_that_compare_them() -> None:
     everyone = {each.name for each in chosen("all", TASKS["digits"])}
-    assert everyone == {name for name, each in CONTESTANTS.items() if not each.retrained}
+    assert everyone == {
+        name for name, each in CONTESTANTS.items() if not each.retrained and not name.startswith("tuned-layer-")
+    }
     assert everyone - {each.name for each in chosen("all", TASKS["uci-yacht"])} == {
-        f"{rule}-layer-{start}" for rule in ("tuned", "balanced") for start in (0.05, 0.3, 0.7)
+        f"balanced-layer-{start}" for start in (0.05, 0.3, 0.7)
     }
     assert len(chosen("grid,tuned-model", TASKS["digits"])) == len(GRID) + 2
     rules = [each.name for each in chosen("rules", TASKS["digits"])]

@@ -47,7 +47,9 @@ def task(nll: float, verdict: str, p: float) -> dict:
         "seeds": [0, 1, 2],
         "chosen": {how: {"nll": 0.5, "rates": [0.0, 0.1, 0.05]} for how in ("masks", "deterministic")},
         "retrained": {"deterministic": {"nll": 0.25, "balanced-layer": {"verdict": "level", "p": 0.5}}},
-        "contestants": dict.fromkeys(("balanced-layer", "balanced-model", "tuned-layer", "concrete", "gaussian"), row),
+        "contestants": dict.fromkeys(
+            ("balanced-layer", "balanced-unit", "balanced-model", "tuned-layer", "concrete", "gaussian"), row
+        ),
     }
 
 
@@ -55,7 +57,7 @@ def test_a_line_of_the_table() -> None:
     whole = {"digits": task(0.12345, "better", 0.00123), "uci-yacht": task(2.0, "worse", 4.6e-5), "elsewhere": {}}
     _, _, digits, yacht = brief.verdicts(whole, "deterministic")
     cell = ".1235, **better** (p .0012)"
-    assert digits == f"| digits | 3 | .5000 (0–.1) | {cell} | {cell} | {cell} | {cell} | {cell} | .2500; level |"
+    assert digits == f"| digits | 3 | .5000 (0–.1) | {' | '.join([cell] * 6)} | .2500; level |"
     assert "2.000, **worse** (p 4.6e-05)" in yacht
     *_, yacht = brief.verdicts(whole, "masks")
     assert yacht.endswith("1.000, **worse** (p 4.6e-05) | – |")

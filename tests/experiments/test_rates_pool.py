@@ -42,6 +42,25 @@ def test_runs_in_other_processes_are_those_of_this_one(tmp_path: Path) -> None:
         assert "uci.tar" in str(found)
 
 
+class Told:
+    """In place of a job: what a process finds in its environment."""
+
+    def run(self) -> dict[str, Any]:
+        return {name: os.environ.get(name) for name in pool.KEEPING_MEMORY}
+
+
+def test_processes_keep_their_memory_unless_told_otherwise_and_this_one_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "123")
+    jobs: list[Any] = [Told(), Told()]
+    for _, found in pool.outcomes(jobs, 2):
+        assert found == {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "123"}
+    assert "MALLOC_MMAP_MAX_" not in os.environ
+    assert os.environ["MALLOC_TRIM_THRESHOLD_"] == "123"
+
+
 def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(task: object, contestant: object, seed: int, **rest: object) -> dict[str, int]:
         if seed == 1:

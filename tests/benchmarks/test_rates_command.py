@@ -1,0 +1,22 @@
+"""The benchmark of a task's command times all contestants of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rates_command import SEEDS, main
+from experiments.rates.contestants import chosen
+from experiments.rates.tasks import TASKS
+
+
+def test_every_contestant_is_timed_and_the_whole_takes_longer_than_its_parts_on_all_cores(tmp_path: Path) -> None:
+    main("digits", tmp_path, tmp_path / "time.json", epochs=1)
+    found = json.loads((tmp_path / "time.json").read_text())
+    row = found["tasks"]["digits"]
+    training = row["cpu_seconds_of_training"]
+    assert {each.name for each in chosen("all", TASKS["digits"])} <= training.keys()
+    assert row["runs"] == len(training)
+    assert row["cpu_seconds"] > sum(training.values())
+    assert row["wall_seconds"] > sum(training.values()) / found["settings"]["workers"]
+    assert row["minutes_of_five_seeds"] == pytest.approx(SEEDS * row["wall_seconds"] / 60)
