@@ -162,7 +162,11 @@ class Balanced:
     @property
     def _unit_prices(self) -> dict[int, UnitPrices]:
         """By those of the rates that move and have several units."""
-        return {rate: prices for rate, holder in self._holders.items() if (prices := holder.unit_prices) is not None}
+        return {
+            rate: prices.on(holder.logit.device)
+            for rate, holder in self._holders.items()
+            if (prices := holder.unit_prices) is not None
+        }
 
     @property
     def _holders(self) -> dict[int, LearnableDropout]:

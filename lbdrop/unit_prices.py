@@ -51,8 +51,12 @@ class UnitPrices(nn.Module):
 
     def add(self, prices: Float[Tensor, "units"], forget: float, finite: Tensor) -> None:
         """What one look has found."""
-        self.level, sums = self.level.to(prices.device), self.sums.to(prices)
-        self.sums = torch.where(finite, prices + forget * sums, sums)
+        self.sums = torch.where(finite, prices + forget * self.sums, self.sums)
+
+    def on(self, device: torch.device) -> "UnitPrices":
+        """The same, where the layer's logit is by now."""
+        self.level, self.sums = self.level.to(device), self.sums.to(device)
+        return self
 
     def shares(self) -> Float[Tensor, "units"]:
         """Each unit's odds in those of the layer."""
