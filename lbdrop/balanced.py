@@ -74,7 +74,8 @@ SILENT = 50.0
 class Balanced:
     """Rates from held-out data, as one of :mod:`lbdrop.rules`: their noise costs half of what over-fitting takes.
 
-    Rates are moved by the rule alone: no optimiser and no learning rate is involved.
+    Rates are moved by the rule alone: no optimiser and no learning rate is involved. One rate for the model, for each layer or
+    for each unit, as the model was converted.
 
     Args:
         model: the converted model.
@@ -293,8 +294,9 @@ class Balanced:
                 logit.data.sub_(step.to(logit.dtype)).clamp_(low, high)
                 continue
             units[rate].level = (units[rate].level - step).clamp(low, high)
-            shares = torch.where(enough, units[rate].shares(), 1.0)
-            logit.data.copy_((units[rate].level - shares.log()).clamp(low, logit_of(LEAST)))
+            # In the first steps a little noise is wanted everywhere, and none of it chosen.
+            shares = torch.where(enough, units[rate].shares(), 1.0) if not self._early else torch.ones(())
+            logit.data.copy_((units[rate].level - shares.to(units[rate].level).log()).clamp(low, logit_of(LEAST)))
 
     def _odds(self) -> Float[Tensor, "rates"]:
         """To drop, of each rate; of one with several units as a whole."""

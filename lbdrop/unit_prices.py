@@ -10,6 +10,8 @@ whole goes by tries (:mod:`lbdrop.balanced`) and has odds $o$; its units differ 
 if all had its odds:
 
 $$ o_u \propto k_u^{-1/2}, \qquad \sum_u k_u o_u = o \sum_u k_u . $$
+
+In the first steps, where noise is the same whatever it costs, they have the layer's odds all.
 """
 
 from collections.abc import Sequence

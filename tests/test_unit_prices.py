@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Balanced, Objective, parameter_groups
-from lbdrop.balanced import FIRST, KAPPA, MOST
+from lbdrop.balanced import EARLY, FIRST, KAPPA, MOST
 from lbdrop.unit_prices import CHEAPEST, GAMMA, UnitPrices, priced
 
 # ------------------------------------------------------------------------------------------------ known right answers
@@ -113,6 +113,20 @@ def test_units_have_odds_by_their_prices_and_cost_the_share_together() -> None:
     assert float(odds @ costs) == pytest.approx(KAPPA * gap, rel=0.1)
     torch.testing.assert_close(odds / odds[0], (costs / costs[0]) ** -GAMMA, rtol=0.15, atol=0)
     assert rates.max() < MOST
+
+
+def test_in_the_first_steps_units_move_together() -> None:
+    model, train, held_out = per_unit(torch.tensor([2.0, 1.0, 1.0, 0.5, 0.5]).double())
+    rule = Balanced(model, [held_out], steps=1000, every=1)
+    objective, ratios = Objective(model, rule), []
+    torch.manual_seed(0)
+    for _ in range(100):
+        objective(squares, *train)
+        ratios.append(float(model[0].rate.max() / model[0].rate.min()))
+    early = round(EARLY * rule.settles)
+    assert ratios[: early - 1] == [1.0] * (early - 1)
+    assert model[0].p > 2 * FIRST  # though they moved
+    assert min(ratios[early:]) > 1.5
 
 
 def test_a_unit_that_nothing_depends_on_has_more_noise_but_not_without_end() -> None:

@@ -96,6 +96,10 @@ def test_counts_of_pages_are_those_of_the_records() -> None:
     )
     said = {verdict: WORDS[count] for verdict, count in masked[brief.OURS].items()}
     assert f"with 20 masks better on {said['better']}, level on {said['level']} and worse on {said['worse']}" in own
+    unit, layer = plain["balanced-unit"], brief.against(RESULTS, "balanced-unit", "deterministic")
+    per_unit = f"better than the grid on {WORDS[unit['better']]}, level on {WORDS[unit['level']]} and worse on"
+    assert f"{per_unit} {WORDS[unit['worse']]} of {WORDS[sum(unit.values())]} tasks" in own
+    assert f"better than per layer on {WORDS[layer['worse']]}, level on {WORDS[layer['level']]} and worse on" in own
     for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
         found = {verdict: WORDS[count] for verdict, count in brief.against(RESULTS, rival, "deterministic").items()}
         assert f"better than {name} on {found['better']} and worse on {found['worse']}" in own
