@@ -295,14 +295,15 @@ class Balanced:
                 continue
             units[rate].level = (units[rate].level - step).clamp(low, high)
             # In the first steps a little noise is wanted everywhere, and none of it chosen.
-            shares = torch.where(enough, units[rate].shares(), 1.0) if not self._early else torch.ones(())
-            logit.data.copy_((units[rate].level - shares.to(units[rate].level).log()).clamp(low, logit_of(LEAST)))
+            shares = torch.where(enough & (not self._early), units[rate].shares(), 1.0)
+            logit.data.copy_((units[rate].level - shares.log()).clamp(low, logit_of(LEAST)))
 
     def _odds(self) -> Float[Tensor, "rates"]:
         """To drop, of each rate; of one with several units as a whole."""
         units = self._unit_prices
         logits = [units[rate].level if rate in units else logit.detach() for rate, logit in enumerate(self.logits)]
-        return torch.stack([(-logit.double()).exp().mean() for logit in logits])
+        # A level may have been loaded elsewhere, and is moved with its first look.
+        return torch.stack([(-logit.to(self.logits[0].device).double()).exp().mean() for logit in logits])
 
     def _judge(self) -> bool:
         """Once, when the first steps are over: whether noise surely costs more than over-fitting takes; asks the device."""
