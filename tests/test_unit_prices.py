@@ -219,3 +219,8 @@ def test_a_layer_whose_rate_has_come_to_nothing_is_off_whatever_its_cheapest_uni
     assert rule.settled
     assert (model[0].keep == 1.0).all()
     assert model[3].p == pytest.approx(FIRST)
+
+
+def test_what_is_known_of_units_follows_their_logit_to_another_device() -> None:
+    prices = UnitPrices.of(torch.zeros(3))
+    assert prices.on(torch.device("meta")).level.device.type == prices.sums.device.type == "meta"
