@@ -98,7 +98,7 @@ def difference(x: Tensor, y: Tensor) -> float:
 @contextmanager
 def _as_one_operation(wanted: bool) -> Iterator[None]:
     is_fast = dense.is_fast
-    dense.is_fast = lambda x: wanted and is_fast(x)
+    dense.is_fast = lambda x, weight: wanted and is_fast(x, weight)
     try:
         yield
     finally:

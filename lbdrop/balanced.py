@@ -302,8 +302,7 @@ class Balanced:
         """To drop, of each rate; of one with several units as a whole."""
         units = self._unit_prices
         logits = [units[rate].level if rate in units else logit.detach() for rate, logit in enumerate(self.logits)]
-        # A level may have been loaded elsewhere, and is moved with its first look.
-        return torch.stack([(-logit.to(self.logits[0].device).double()).exp().mean() for logit in logits])
+        return torch.stack([(-logit.double()).exp().mean() for logit in logits])
 
     def _judge(self) -> bool:
         """Once, when the first steps are over: whether noise surely costs more than over-fitting takes; asks the device."""

@@ -297,7 +297,9 @@ class NoiseLayer(nn.Module):
         if self.unit_prices is None and (found := state_dict.get(f"{prefix}unit_prices._extra_state")) is not None:
             self.unit_prices = UnitPrices(len(found) - 1)
         if self.unit_prices is not None:
-            state_dict.setdefault(f"{prefix}unit_prices._extra_state", self.unit_prices.get_extra_state())
+            # Of a state from before them nothing is known but the rates themselves.
+            fresh = UnitPrices.of(state_dict.get(f"{prefix}logit", self.logit))
+            state_dict.setdefault(f"{prefix}unit_prices._extra_state", fresh.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:

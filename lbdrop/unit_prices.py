@@ -80,9 +80,11 @@ def priced(
     means = _Means(logits)
     with torch.enable_grad():
         losses = evaluation.sampled(means, 1)[0].float()
-        slopes = torch.autograd.grad(losses.sum(), [mask for _, mask in means.drawn], allow_unused=True)
+        masks = [mask for _, mask in means.drawn]
+        # None, where this batch goes around all of them.
+        slopes = torch.autograd.grad(losses.sum(), masks, allow_unused=True) if masks and losses.requires_grad else ()
     found = {id(logit): torch.zeros(logit.numel(), dtype=torch.float64, device=logit.device) for logit in logits}
-    for (layer, mask), slope in zip(means.drawn, slopes, strict=True):
+    for (layer, mask), slope in zip(means.drawn, slopes, strict=bool(slopes)):
         if slope is not None:
             each = (slope.double() * mask.detach().double())[0].square() / (2 * len(losses))
             found[id(layer.logit)] += each.movedim(layer.unit_dim, -1).flatten(0, -2).sum(0)

@@ -224,3 +224,28 @@ def test_a_layer_whose_rate_has_come_to_nothing_is_off_whatever_its_cheapest_uni
 def test_what_is_known_of_units_follows_their_logit_to_another_device() -> None:
     prices = UnitPrices.of(torch.zeros(3))
     assert prices.on(torch.device("meta")).level.device.type == prices.sums.device.type == "meta"
+
+
+def test_of_a_state_from_before_prices_the_level_is_that_of_its_rates() -> None:
+    model, x, y = small_per_unit()
+    with torch.no_grad():
+        model[0].logit.fill_(-0.7)  # a rate of .67
+    older = copy.deepcopy(model.state_dict())
+    Balanced(model, [(x, y)], steps=100)
+    assert model[0].rate.max() < 0.1  # where rates begin
+    model.load_state_dict(older)
+    assert model[0].unit_prices is not None
+    assert float(model[0].unit_prices.level) == pytest.approx(-0.7)
+
+
+def test_a_batch_that_goes_around_all_units_with_rates_has_no_price() -> None:
+    model, x, y = small_per_unit()
+    rule = Seen([each.logit for each in lbdrop.dropout.learned_layers(model).values()])
+
+    def around(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(m[1:](x), y, reduction="none")
+
+    with pytest.warns(UserWarning, match="never reached"):
+        Objective(model, rule, unreached="warn")(around, x, y)
+    assert len(rule.plain) == len(x)
+    assert not any(prices.any() for prices in rule.prices)

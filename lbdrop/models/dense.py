@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lbdrop.models import dense_torch
@@ -42,9 +43,10 @@ class Weights(NamedTuple):
     variance: Any
 
 
-def is_fast(x: Tensor) -> bool:
-    """Whether there are kernels for the device of ``x``."""
-    return x.is_cuda and _kernels() is not None
+def is_fast(x: Tensor, weight: Tensor) -> bool:
+    """Whether there are kernels for such maps and weights: on a GPU, computed in single precision."""
+    known = x.dtype != torch.float64 and weight.dtype == torch.float32 and x.numel() > 0
+    return x.is_cuda and known and _kernels() is not None
 
 
 def dense_block(
@@ -63,7 +65,8 @@ def dense_block(
     if has_torch_function(tuple(inputs)):  # whoever remembers calls of torch remembers this one as a whole
         return handle_torch_function(dense_block, inputs, inputs, layers, masks, momentum, eps, whole)
     learned = [each for layer in layers for each in layer[:4]]
-    result: Any = _Trained.apply(len(inputs), layers, masks, momentum, eps, whole, *inputs, *learned)
+    with torch.cuda.device_of(inputs[0]):  # where kernels are started
+        result: Any = _Trained.apply(len(inputs), layers, masks, momentum, eps, whole, *inputs, *learned)
     return result
 
 
@@ -72,7 +75,8 @@ def predicted_block(inputs: Sequence[Tensor], layers: Sequence[Weights], eps: fl
     if has_torch_function(tuple(inputs)):
         return handle_torch_function(predicted_block, inputs, inputs, layers, eps, whole)
     learned = [each for layer in layers for each in layer]
-    result: Any = _Predicted.apply(len(inputs), eps, whole, *inputs, *learned)
+    with torch.cuda.device_of(inputs[0]):
+        result: Any = _Predicted.apply(len(inputs), eps, whole, *inputs, *learned)
     return result
 
 
@@ -89,7 +93,7 @@ class _Trained(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensor:
         inputs, steps = tensors[:count], _steps(tensors[0])
-        block = _Space(inputs, layers[0].kernel.shape[0], len(layers))
+        block = _Space(inputs[0], inputs, layers)
         features, (mean, inverse) = block.features(), block.statistics()
         for x, to in zip(inputs, block.inputs, strict=True):
             steps.place(_rows(x, block.dtype), None, None, features[:, to], (mean[to], inverse[to]), eps)
@@ -106,6 +110,7 @@ class _Trained(torch.autograd.Function):
         return block.given(features, whole)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         block, masks, whole = ctx.block, ctx.masks, ctx.whole
         features, mean, inverse, *others = ctx.saved_tensors
@@ -147,7 +152,7 @@ class _Trained(torch.autograd.Function):
 class _Predicted(torch.autograd.Function):
     @staticmethod
     def forward(count: int, eps: float, whole: bool, *tensors: Tensor) -> Tensor:
-        return _predict(tensors[:count], 1, eps, whole, tensors[count:])
+        return _predict(tensors[:count], eps, whole, tensors[count:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -161,18 +166,13 @@ class _Predicted(torch.autograd.Function):
             x if axis is None else x.movedim(axis, 0).flatten(0, 1)
             for x, axis in zip(tensors[:count], in_dims[3 : 3 + count], strict=True)
         ]
-        images = max(len(x) for x in inputs)
-        result = _predict(inputs, images // min(len(x) for x in inputs), eps, whole, tensors[count:])
+        result = _predict(inputs, eps, whole, tensors[count:])
         return result.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _predict(inputs: Sequence[Tensor], lanes: int, eps: float, whole: bool, tensors: Sequence[Tensor]) -> Tensor:
+def _predict(inputs: Sequence[Tensor], eps: float, whole: bool, tensors: Sequence[Tensor]) -> Tensor:
     layers = [Weights(*tensors[i : i + 6]) for i in range(0, len(tensors), 6)]
-    steps = _steps(inputs[0])
-    largest = max(inputs, key=len)
-    block = _Space(
-        [largest[:, :1].expand(-1, x.shape[1], -1, -1) for x in inputs], layers[0].kernel.shape[0], len(layers)
-    )
+    steps, block = _steps(inputs[0]), _Space(max(inputs, key=len), inputs, layers)
     features, kernels = block.features(), _cast([layer.kernel for layer in layers], block.dtype)
     for x, to in zip(inputs, block.inputs, strict=True):
         steps.place(_rows(x, block.dtype), None, None, features[:, to], None)
@@ -188,13 +188,12 @@ def _predict(inputs: Sequence[Tensor], lanes: int, eps: float, whole: bool, tens
 class _Space:
     """Where the features of a block lie, as rows: pixels × channels."""
 
-    def __init__(self, inputs: Sequence[Tensor], growth: int, layers: int):
-        x = inputs[0]
+    def __init__(self, x: Tensor, inputs: Sequence[Tensor], layers: Sequence[Weights]):
         self.images, _, self.height, self.width = x.shape
         device = x.device.type
         # A function of one's own sees no autocast: it takes the precision that a convolution would.
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        widths = [each.shape[1] for each in inputs] + [growth] * layers
+        widths = [each.shape[1] for each in inputs] + [layer.kernel.shape[0] for layer in layers]
         ends = [sum(widths[: i + 1]) for i in range(len(widths))]
         places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
         self.inputs, self.new = places[: len(inputs)], places[len(inputs) :]
@@ -220,7 +219,8 @@ class _Space:
 
 
 def _rows(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    rows = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
+    """Images as rows with their channels side by side, whatever layout they came in."""
+    rows = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).contiguous()
     return rows if dtype is None else rows.to(dtype)
 
 

@@ -252,20 +252,39 @@ class _Block(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         layers: list[Any] = list(self.layers)
-        norm = layers[0].norm
-        if dense.is_fast(inputs[0]) and all(isinstance(layer.dropout, CommonDropout2d) for layer in layers):
+        norm, x = layers[0].norm, inputs[0]
+        if dense.is_fast(x, norm.weight) and _is_plain(layers):
             weights = [layer.weights() for layer in layers]
-            if norm.training:
-                masks = [layer.dropout.mask(inputs[0], layer.conv.out_channels) for layer in layers]
+            if norm.training and x[:, 0].numel() > 1 and not _is_transformed():
+                masks = [layer.dropout.mask(x, layer.conv.out_channels) for layer in layers]
                 return dense.dense_block(inputs, weights, masks, norm.momentum or 0.0, norm.eps, self.whole)
-            if norm.running_mean is not None and not torch.is_grad_enabled():
+            drops = any(layer.dropout.training and layer.dropout.rate for layer in layers)
+            if not (norm.training or drops or torch.is_grad_enabled()):
                 return dense.predicted_block(inputs, weights, norm.eps, self.whole)
-        x = inputs[0] if len(inputs) == 1 else _joined(*inputs)
+        x = x if len(inputs) == 1 else _joined(*inputs)
         new = [layers[0](x)]
         for layer in layers[1:]:
             x = _joined(x, new[-1])
             new.append(layer(x))
         return _joined(x, new[-1]) if self.whole else _joined(*new)
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func is at work, which has its own derivatives."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_plain(layers: Sequence[Any]) -> bool:
+    """Whether layers are what one operation takes them for: alike, with parts of this file that nobody listens to."""
+    norms = [layer.norm for layer in layers]
+    parts = [part for layer in layers for part in layer.modules()]
+    return (
+        all(type(norm) is _Norm and norm.running_mean is not None for norm in norms)
+        and len({(norm.training, norm.momentum, norm.eps) for norm in norms}) == 1
+        and all(isinstance(layer.dropout, CommonDropout2d) for layer in layers)
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and not any(part._backward_hooks or part._backward_pre_hooks for part in parts)
+    )
 
 
 class _Down(nn.Module):

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from lbdrop.models import dense_torch, dense_triton
+from lbdrop.models import dense, dense_torch, dense_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -34,9 +34,10 @@ def compare(images: int, pixels: int, total: int, first: int, last: int, dtype: 
             kept.append(into)
             found.append(statistics)
         close(kept[0], kept[1], dtype, "place")
-        close(found[0][0], found[1][0], dtype, "means")
-        relative = (found[1][1] / found[0][1]).nan_to_num(1.0)
-        close(relative, torch.ones_like(relative), dtype, "spreads")
+        if with_statistics:
+            close(found[0][0], found[1][0], dtype, "means")
+            relative = found[1][1] / found[0][1]
+            close(relative, torch.ones_like(relative), dtype, "spreads")
     several = torch.zeros(3 * rows, total, dtype=dtype, device=DEVICE)
     dense_triton.place(new, None, None, several[:, first:last], None)
     close(several[:, first:last], new.repeat(3, 1), dtype, "place, repeated")
@@ -70,10 +71,38 @@ def compare(images: int, pixels: int, total: int, first: int, last: int, dtype: 
         close(made[0][1] / rows, made[1][1] / rows, dtype, "collect, sums")
 
 
+def compare_layouts() -> None:
+    """A block by kernels and by torch, whatever layout images and gradients come in."""
+    g = torch.Generator().manual_seed(0)
+    width, growth = 6, 4
+    shapes = [(width,), (width,), (growth, width, 3, 3), (growth,)]
+    layer = dense.Weights(*(torch.randn(s, generator=g).to(DEVICE).requires_grad_() for s in shapes),
+                          torch.zeros(width, device=DEVICE), torch.ones(width, device=DEVICE))  # fmt: skip
+    for images, form, expanded in itertools.product(
+        (1, 2), (torch.contiguous_format, torch.channels_last), (True, False)
+    ):
+        x = torch.randn(images, width, 5, 7, generator=g).to(DEVICE).contiguous(memory_format=form).requires_grad_()
+        by = torch.randn(images, width + growth, 5, 7, generator=g).to(DEVICE)
+        made = []
+        for steps in (dense_torch, dense_triton):
+            dense._steps = lambda _, steps=steps: steps
+            layer.mean.zero_(), layer.variance.fill_(1.0)  # training moves them
+            out = dense.dense_block([x], [layer], [None], 0.1, 1e-5, True)
+            loss = out.sum() if expanded else (out * by).sum()
+            made.append([out, *torch.autograd.grad(loss, [x, *layer[:4]])])
+            with torch.no_grad():
+                made[-1] += [layer.mean.clone(), dense.predicted_block([x], [layer], 1e-5, True)]
+        for a, b in zip(*made, strict=True):
+            close(a, b, torch.bfloat16 if DEVICE == "cuda" else torch.float32, f"{images} images, {form}")
+
+
 if __name__ == "__main__":
     # Interpreted, what becomes bfloat16 is cut off instead of rounded.
     for dtype in (torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16):
         compare(2, 63, 48, 16, 32, dtype)
         compare(3, 140, 96, 0, 80, dtype)
         compare(1, 7, 20, 5, 17, dtype)
+    dense_triton.PARTS, dense_triton.TILE = 2, 256  # so that each program has many turns
+    compare(3, 140, 96, 0, 80, torch.float32)
+    compare_layouts()
     print(f"compared on {DEVICE}")

@@ -20,7 +20,7 @@ TINY = Plan((2, 1, 1, 1, 1), 2, 4)
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks take the one operation on a CPU too, with its steps in torch."""
-    monkeypatch.setattr(dense, "is_fast", lambda x: True)
+    monkeypatch.setattr(dense, "is_fast", lambda x, weight: True)
 
 
 def block(whole: bool, rate: float = 0.3) -> _Block:
@@ -37,7 +37,6 @@ def inputs() -> list[Tensor]:
 
 def everything(made: _Block, given: list[Tensor]) -> list[Tensor]:
     """The output, all gradients, and the running statistics afterwards."""
-    torch.manual_seed(7)  # masks are drawn in another order, so only what does not depend on them is compared with any
     out = made(*given)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.double)
     found = torch.autograd.grad((out * weight).sum(), [*given, *made.parameters()])
@@ -53,7 +52,7 @@ def test_one_operation_is_the_layers_one_by_one(whole: bool, rate: float, monkey
     masks = {id(layer.dropout): mask for made in (one, other) for layer, mask in zip(made.layers, drawn, strict=True)}
     monkeypatch.setattr(CommonDropout2d, "mask", lambda self, x, channels: masks[id(self)])
     plain = everything(one, inputs())
-    monkeypatch.setattr(dense, "is_fast", lambda x: True)
+    monkeypatch.setattr(dense, "is_fast", lambda x, weight: True)
     fast = everything(other, inputs())
     assert len(plain) == len(fast) > 20
     for a, b in zip(plain, fast, strict=True):
@@ -93,7 +92,7 @@ def test_a_prediction_by_one_operation_is_the_plain_one(monkeypatch: pytest.Monk
             model(torch.rand(4, 3, 40, 44))  # running statistics move
     x = torch.rand(2, 3, 33, 47)
     plain = predict(model, x, samples=5, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(dense, "is_fast", lambda x: True)
+    monkeypatch.setattr(dense, "is_fast", lambda x, weight: True)
     fast = predict(model, x, samples=5, generator=torch.Generator().manual_seed(1))
     assert plain.samples is not None
     assert fast.samples is not None
@@ -127,6 +126,60 @@ def test_the_way_down_is_one_operation_for_all_masks_of_a_step(monkeypatch: pyte
     assert ran.count(2) == 2 * 5
     found.mean().backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in model.first.parameters())
+
+
+def eager(made: _Block) -> None:
+    """Ordinary MC dropout: masks at test."""
+    made.eval()
+    for layer in made.layers:
+        layer.dropout.train()
+
+
+def one_norm_at_test(made: _Block) -> None:
+    made.layers[1].norm.eval()
+
+
+def listened_to(made: _Block) -> None:
+    made.layers[1].conv.register_forward_hook(lambda *_: None)
+
+
+def another_momentum(made: _Block) -> None:
+    made.layers[1].norm.momentum = 0.5
+
+
+def no_running_statistics(made: _Block) -> None:
+    for layer in made.layers:
+        layer.norm.running_mean = layer.norm.running_var = None
+
+
+@pytest.mark.parametrize("change", [eager, one_norm_at_test, listened_to, another_momentum, no_running_statistics])
+def test_a_block_that_is_not_as_usual_runs_layer_by_layer(change, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = block(True), block(True)
+    other.load_state_dict(one.state_dict())
+    change(one), change(other)
+    found = []
+    for made, fast in ((one, False), (other, True)):
+        monkeypatch.setattr(dense, "is_fast", lambda x, weight, fast=fast: fast)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found.append((made(*inputs()), *(value.clone() for value in made.buffers())))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_second_derivative_is_refused_and_not_wrong() -> None:
+    made, given = block(True, 0.0), inputs()
+    (first,) = torch.autograd.grad(made(*given).square().sum(), [given[0]], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.usefixtures("fast")
+def test_transformed_functions_run_layer_by_layer() -> None:
+    made, given = block(True, 0.0), inputs()
+    by_func = torch.func.grad(lambda x: made(x, given[1].detach()).square().sum())(given[0].detach())
+    (plain,) = torch.autograd.grad(made(*given).square().sum(), [given[0]])
+    torch.testing.assert_close(by_func, plain)
 
 
 def test_kernels_do_what_the_steps_in_torch_do() -> None:
