@@ -75,8 +75,7 @@ def predicted_block(inputs: Sequence[Tensor], layers: Sequence[Weights], eps: fl
     if has_torch_function(tuple(inputs)):
         return handle_torch_function(predicted_block, inputs, inputs, layers, eps, whole)
     learned = [each for layer in layers for each in layer]
-    with torch.cuda.device_of(inputs[0]):
-        result: Any = _Predicted.apply(len(inputs), eps, whole, *inputs, *learned)
+    result: Any = _Predicted.apply(len(inputs), eps, whole, *inputs, *learned)
     return result
 
 
@@ -152,7 +151,8 @@ class _Trained(torch.autograd.Function):
 class _Predicted(torch.autograd.Function):
     @staticmethod
     def forward(count: int, eps: float, whole: bool, *tensors: Tensor) -> Tensor:
-        return _predict(tensors[:count], eps, whole, tensors[count:])
+        with torch.cuda.device_of(tensors[0]):
+            return _predict(tensors[:count], eps, whole, tensors[count:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -166,7 +166,8 @@ class _Predicted(torch.autograd.Function):
             x if axis is None else x.movedim(axis, 0).flatten(0, 1)
             for x, axis in zip(tensors[:count], in_dims[3 : 3 + count], strict=True)
         ]
-        result = _predict(inputs, eps, whole, tensors[count:])
+        with torch.cuda.device_of(inputs[0]):
+            result = _predict(inputs, eps, whole, tensors[count:])
         return result.unflatten(0, (info.batch_size, -1)), 0
 
 
