@@ -9,7 +9,7 @@ $$ \frac{\partial L}{\partial x} = \frac{\partial L}{\partial x}\Big|_{\text{dir
    + \frac{1}{\sqrt{v + \epsilon}}\Big(g - \bar g - \hat x\,\overline{g \hat x}\Big), $$
 
 corrected once a feature instead of once a layer and feature. Nothing is concatenated: new features are written beside the
-old ones. What is saved is memory traffic, which such a network mostly consists of.
+old ones. What is saved is memory traffic and the number of kernels (LOG.md).
 
 Pleiss et al., Memory-Efficient Implementation of DenseNets, 2017, share memory so, and compute twice; here nothing is.
 """
