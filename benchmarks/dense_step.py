@@ -74,7 +74,7 @@ def _step(x: Tensor, y: Tensor, fast: bool) -> Callable[[], object]:
         optimizer.zero_grad()
         return loss.detach()
 
-    recorded = Recorded(step, optimizer)
+    recorded = Recorded(step, network)
     with _as_one_operation(fast):
         for _ in range(WARM_UP + 2):
             recorded(x, y)

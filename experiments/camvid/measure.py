@@ -1,6 +1,6 @@
 """What a trained segmentation network is worth: every measure of one split, in one pass over its images."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,13 +12,14 @@ from lbdrop.dropout import noise_layers
 from lbdrop.metrics.streams import Calibration, EntropyRange, MeanIoU, PatchPAvPU
 from lbdrop.models.tiramisu import batch_statistics
 from lbdrop.vision.batches import as_input
-from lbdrop.vision.camvid import CLASSES, VOID, CamVid
+from lbdrop.vision.camvid import CLASSES, VOID, CamVid, Scenes
 from lbdrop.vision.segment import re_estimate
 
-__all__ = ["Found", "Look", "chosen", "evaluate"]
+__all__ = ["Found", "Look", "chosen", "evaluate", "prediction"]
 
 WINDOW = 2
 PICTURES = 4
+Ask = Callable[[Tensor], Predictive]
 
 
 class Look(NamedTuple):
@@ -61,23 +62,19 @@ def chosen(count: int) -> list[int]:
     return sorted({round(i * (count - 1) / (PICTURES - 1)) for i in range(PICTURES)})
 
 
-def evaluate(network: nn.Module, data: CamVid, split: str, look: Look, ends: tuple[float, float] | None) -> Found:
+def evaluate(ask: Ask, scenes: Scenes, batch: int, ends: tuple[float, float] | None = None) -> Found:
     """Measure one split; ``ends`` are the validation split's, and its own where they are not given."""
-    scenes = getattr(data, split)
     device = scenes.images.device
     calibration, overlap = Calibration(void=VOID).to(device), MeanIoU(len(CLASSES), VOID, CLASSES).to(device)
     # The sweep's ends may be known only after the last image; what it sweeps over is kept until then.
     reach, patches = EntropyRange(WINDOW, VOID).to(device), PatchPAvPU(0.0, 1.0, window=WINDOW, void=VOID).to(device)
     shown, kept = set(chosen(len(scenes))), []
-    with prediction(network, data, look) as ask:
-        for first in range(0, len(scenes), look.batch):
-            rows = slice(first, first + look.batch)
-            p, labels = ask(scenes.images[rows]), scenes.labels[rows].long()
-            for measure in (calibration, overlap, reach, patches):
-                measure.update(p.mean, labels)
-            kept += [
-                _maps(p, i - first) | {"index": torch.tensor(i)} for i in shown & {*range(first, first + len(labels))}
-            ]
+    for first in range(0, len(scenes), batch):
+        rows = slice(first, first + batch)
+        p, labels = ask(scenes.images[rows]), scenes.labels[rows].long()
+        for measure in (calibration, overlap, reach, patches):
+            measure.update(p.mean, labels)
+        kept += [_maps(p, i - first) | {"index": torch.tensor(i)} for i in shown & {*range(first, first + len(labels))}]
     found = {name: float(value) for name, value in (calibration.compute() | overlap.compute()).items()}
     span = {name: float(value) for name, value in reach.compute().items()}
     ends = ends or (span["lowest"], span["highest"])
@@ -101,7 +98,7 @@ def evaluate(network: nn.Module, data: CamVid, split: str, look: Look, ends: tup
 
 
 @contextmanager
-def prediction(network: nn.Module, data: CamVid, look: Look) -> Iterator[Any]:
+def prediction(network: nn.Module, data: CamVid, look: Look) -> Iterator[Ask]:
     """A function from byte images to their predictive distribution; the network is given back as it was."""
     device = data.train.images.device
     layers = noise_layers(network).values()

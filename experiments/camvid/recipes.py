@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from experiments.camvid.measure import Look, evaluate
+from experiments.camvid.measure import Look, evaluate, prediction
 from lbdrop import Bound, ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
@@ -54,7 +54,7 @@ class Round(NamedTuple):
 
     epochs: int
     batch: int = 8
-    jitter: float = 0.0
+    jitter: float = 0.2
     """How much the light of its images varies; what follows the last round has its jitter too."""
 
 
@@ -69,24 +69,30 @@ class Settings:
     plan: Plan | None = None
     """Another network than that of the depth: for tests."""
     rate: float = 0.2
-    """The fixed rate, and the one a learned rate starts from."""
+    """The fixed rate, and that of all dropouts elsewhere."""
+    start_rate: float = 0.05
+    """What a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    rounds: tuple[Round, ...] = (Round(140), Round(300, batch=4, jitter=0.2))
+    rounds: tuple[Round, ...] = (Round(600),)
     """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
     crop_lr: float = 1e-3
+    crop_kernel_lr: float = 0.02
+    """Muon's, as :attr:`kernel_lr` is on whole images."""
     crop_scale: tuple[float, float] = (0.75, 1.5)
     """Crops are enlarged by a random factor between these."""
-    epochs: int = 5
+    epochs: int = 12
     """Epochs on whole images."""
     batch: int = 4
-    lr: float = 2e-4
-    rate_lr: float = 1e-2
+    lr: float = 2.5e-4
+    kernel_lr: float = 0.005
+    rate_lr: float = 2e-2
     weight_decay: float = 1e-4
-    optimizer: Literal["adamw", "rmsprop"] = "adamw"
+    optimizer: Literal["adamw", "muon", "rmsprop"] = "muon"
     estimator: str = "rloo-2"
-    kl_weight: float = 0.1
-    """What the KL is multiplied by; at 1, the loss per image beside it has no say in any rate."""
+    kl_weight: float = 1.0
+    """What the KL is multiplied by; at 1 it is the bound of all pixels: an image's loss is their mean, so the KL is divided by
+    the number of pixels too."""
     prior_keep: float = 0.8
     """Keep rate of the masks' prior: what feeds a concatenation has no weights of its own."""
     samples: int = 10
@@ -117,7 +123,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fast": {},
     "paper": {
         "rounds": (), "epochs": 700, "batch": 1, "lr": 1e-4, "rate_lr": 1e-3, "weight_decay": 0.0, "optimizer": "rmsprop",
-        "estimator": "arm", "kl_weight": 1.0, "prior_keep": 0.5, "save_every": 1,
+        "estimator": "arm", "start_rate": 0.2, "prior_keep": 0.5, "save_every": 1,
     },
 }  # fmt: skip
 
@@ -127,8 +133,6 @@ class Start(NamedTuple):
 
     state: dict[str, Any]
     history: list[dict[str, Any]]
-    validation: dict[str, Any]
-    """Measures on validation images under each choice of BatchNorm's statistics, by which that choice can be made."""
     rounds: int = 1
     """How many rounds it has had."""
 
@@ -146,7 +150,7 @@ def build(settings: Settings) -> FCDenseNet:
 
     def dropout(block: str, channels: int) -> nn.Module:
         if block == "middle":
-            return kind(rate=settings.rate, channels=True)
+            return kind(rate=settings.start_rate if kind.learns else settings.rate, channels=True)
         return CommonDropout2d(settings.rate)
 
     return FCDenseNet(settings.depth, classes=len(CLASSES), dropout=dropout, plan=settings.plan)
@@ -163,12 +167,15 @@ def common_start(
 ) -> Start:
     """The first round of training with fixed rates on crops, or the next one, once for all methods of a seed.
 
-    ``data`` is on the device to train on. After the last round validation images are looked at.
+    ``data`` is on the device to train on.
     """
     index = before.rounds if before else 0
     this, seed = settings.rounds[index], settings.seed + 1000 * index
     torch.manual_seed(seed)
-    network = _placed(build(replace(settings, method="mc")), data)
+    plain = FCDenseNet(
+        settings.depth, classes=len(CLASSES), dropout=lambda *_: CommonDropout2d(settings.rate), plan=settings.plan
+    )
+    network = _placed(plain, data)
     if before is not None:
         network.load_state_dict(before.state)
     crops = Crops(
@@ -176,17 +183,14 @@ def common_start(
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     schedule = SegmentationSchedule(
-        this.epochs, settings.crop_lr, settings.rate_lr, optimizer="adamw", weight_decay=settings.weight_decay
-    )
+        this.epochs, settings.crop_lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay,
+        kernel_lr=settings.crop_kernel_lr,
+    )  # fmt: skip
     # No rate is learned and nothing is compared, so there is nothing for an objective to do.
     module = Segmenter(network, None, schedule, len(crops) * schedule.epochs, seed, recorded)
     history = train(module, crops, checkpoints=checkpoints, save_every=settings.save_every, progress=progress)
-    validation = {}
-    for statistics in STATISTICS if index == len(settings.rounds) - 1 else ():
-        found = evaluate(network, data, "validation", Look.of(settings, "mc", statistics), None)
-        validation[statistics] = found.measures
     state = {name: value.cpu() for name, value in compact(network.state_dict()).items()}
-    return Start(state, [*(before.history if before else []), *history], validation, index + 1)
+    return Start(state, [*(before.history if before else []), *history], index + 1)
 
 
 def run(
@@ -216,18 +220,21 @@ def run(
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(settings.seed)
     network = _placed(build(settings), data)
-    if start is not None:
-        network.load_state_dict(start.state)
+    if start is not None:  # whose dropouts have no state: rates are the method's own
+        logits = {name: value for name, value in network.state_dict().items() if name.endswith("dropout.logit")}
+        network.load_state_dict(start.state | logits)
     # Both masks of a step go through BatchNorm, so that losses of a batch are coupled: batch totals are the exact form.
-    rule = Bound(network, len(data.train), prior_keep=settings.prior_keep, weight=settings.kl_weight)
+    pixels = data.train.labels[0].numel()
+    rule = Bound(network, len(data.train), prior_keep=settings.prior_keep, weight=settings.kl_weight / pixels)
     objective = Objective(
         network, rule, estimator=settings.estimator, masks=METHODS[settings.method].masks, coupled=True, check=False
     )
     generator = torch.Generator().manual_seed(settings.seed)
     whole = Crops(data.train, settings.batch, jitter=settings.jitter, generator=generator)
     schedule = SegmentationSchedule(
-        settings.epochs, settings.lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay
-    )
+        settings.epochs, settings.lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay,
+        kernel_lr=settings.kernel_lr,
+    )  # fmt: skip
     module = Segmenter(network, objective, schedule, len(whole) * schedule.epochs, settings.seed, recorded)
     began = time.perf_counter()
     history = train(module, whole, checkpoints=checkpoints, save_every=settings.save_every, progress=progress)
@@ -237,9 +244,10 @@ def run(
     records, maps = [], {}
     for row, label in METHODS[settings.method].rows.items():
         look = Look.of(settings, row, settings.statistics)
-        validation = evaluate(network, data, "validation", look, None)
-        began = time.perf_counter()
-        test = evaluate(network, data, "test", look, validation.ends)
+        with prediction(network, data, look) as ask:
+            validation = evaluate(ask, data.validation, look.batch)
+            began = time.perf_counter()
+            test = evaluate(ask, data.test, look.batch, validation.ends)
         records.append(
             {
                 "experiment": "camvid",
@@ -259,7 +267,7 @@ def run(
                 "seconds": {**seconds, "predict": time.perf_counter() - began},
                 "peak_bytes": peak,
                 "history": history,
-                "start": start and {"validation": start.validation, "epochs": len(start.history)},
+                "start": start and {"epochs": len(start.history), "losses": [epoch["loss"] for epoch in start.history]},
             }
         )
         maps[row] = test.maps
@@ -274,20 +282,30 @@ def protocol(settings: Settings, data: CamVid) -> str:
     )
     start = (
         f"a common start of each seed with rate {settings.rate:g} everywhere: {rounds} of {settings.crop}×{settings.crop}"
-        f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g}, AdamW {settings.crop_lr:g}; then "
+        f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g},"
+        f" {_described(settings, settings.crop_lr, settings.crop_kernel_lr)}; then "
         if settings.rounds
         else ""
     )
-    optimizer = "AdamW" if settings.optimizer == "adamw" else "RMSProp, ×.995 an epoch,"
     return (
         f"{network}, He-uniform, masks in the middle block, {settings.rate:g} fixed elsewhere and off at test; {start}"
-        f"{settings.epochs} epochs of whole images, batch {settings.batch}, {optimizer} {settings.lr:g} (rates"
-        f" {settings.rate_lr:g}), weight decay {settings.weight_decay:g}; mirroring, jitter {settings.jitter:g};"
+        f"{settings.epochs} epochs of whole images, batch {settings.batch},"
+        f" {_described(settings, settings.lr, settings.kernel_lr)}, rates {settings.rate_lr:g} from {settings.start_rate:g};"
+        f" mirroring, jitter {settings.jitter:g};"
         f" {len(data.train)} train, {len(data.validation)} validation, {len(data.test)} test images; mean loss of an"
-        f" image's pixels that are not void plus {settings.kl_weight:g} KL/{len(data.train)}, prior keep"
+        f" image's pixels that are not void plus {settings.kl_weight:g} KL/{len(data.train)} of a pixel, prior keep"
         f" {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test,"
         f" {settings.statistics} statistics"
     )
+
+
+def _described(settings: Settings, lr: float, kernel_lr: float) -> str:
+    named = {
+        "adamw": f"AdamW {lr:g}",
+        "muon": f"Muon {kernel_lr:g} for the kernels of dense layers and AdamW {lr:g} for the rest",
+        "rmsprop": f"RMSProp {lr:g}, ×.995 an epoch",
+    }
+    return f"{named[settings.optimizer]}, weight decay {settings.weight_decay:g}"
 
 
 def _placed(network: FCDenseNet, data: CamVid) -> FCDenseNet:

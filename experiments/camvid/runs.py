@@ -27,8 +27,10 @@ class Starts:
         "rate",
         "crop",
         "crop_lr",
+        "crop_kernel_lr",
         "crop_scale",
         "weight_decay",
+        "optimizer",
     )
 
     def __init__(self, data: CamVid, states: Path | None, *, recorded: bool | None = None, progress: bool = False):

@@ -13,16 +13,16 @@ __all__ = ["camvid"]
 
 
 def camvid(
-    method: Annotated[str, typer.Option(help="lbd, concrete, gaussian, mc, mc-masks, or 'all' for the table.")] = "lbd",
+    method: Annotated[
+        str, typer.Option(help="lbd, concrete, gaussian, mc or mc-masks, several with commas, or 'all' for the table.")
+    ] = "lbd",
     seed: Annotated[int, typer.Option(min=0, help="Draws weights, batches and masks.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="With --method all: seeds 0 to this less one.")] = 2,
     recipe: Annotated[str, typer.Option(help="'fast', or 'paper' for the published one.")] = "fast",
     epochs: Annotated[int | None, typer.Option(min=1, help="On whole images; the recipe's unless told.")] = None,
     crop_epochs: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Of a common start on crops in one round of steady light, 0 for none; the recipe's unless told."
-        ),
+        typer.Option(min=0, help="Of a common start on crops, 0 for none; the recipe's unless told."),
     ] = None,
     crop: Annotated[int | None, typer.Option(min=32, help="Side of the crops; the recipe's unless told.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Whole images a step; the recipe's unless told.")] = None,
@@ -51,10 +51,11 @@ def camvid(
             from lbdrop.vision.camvid import load
         rounds = crop_epochs if crop_epochs is None else (recipes.Round(crop_epochs),) * (crop_epochs > 0)
         given = {"epochs": epochs, "rounds": rounds, "crop": crop, "batch": batch, "statistics": statistics}
-        base = recipes.Settings(method="lbd" if method == "all" else method, seed=seed, recipe=recipe).check()
+        names = ["lbd"] if method == "all" else [name.strip() for name in method.split(",")]
+        bases = [recipes.Settings(method=name, seed=seed, recipe=recipe).check() for name in names]
         chosen: dict[str, Any] = recipes.RECIPES[recipe] | {k: v for k, v in given.items() if v is not None}
-        base = replace(base, **chosen).check()
-        wanted = list(recipes.contestants(base, seeds)) if method == "all" else [base]
+        bases = [replace(base, **chosen).check() for base in bases]
+        wanted = list(recipes.contestants(bases[0], seeds)) if method == "all" else bases
         folder = out if out is not None else Path(recipes.__file__).parent / "results"
         with writing(folder):
             check_writable(folder)

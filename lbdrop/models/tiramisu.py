@@ -21,7 +21,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.models import dense
 from lbdrop.models.images import check_images
 
-__all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics"]
+__all__ = ["CommonDropout2d", "FCDenseNet", "batch_statistics", "dense_kernels"]
 
 
 class Plan(NamedTuple):
@@ -240,6 +240,11 @@ class _Layer(nn.Module):
     def weights(self) -> dense.Weights:
         norm, conv = self.norm, self.conv
         return dense.Weights(norm.weight, norm.bias, conv.weight, conv.bias, norm.running_mean, norm.running_var)
+
+
+def dense_kernels(model: nn.Module) -> list[nn.Parameter]:
+    """Of all layers that add features: few rows, and a column for each feature they read and each neighbour."""
+    return [module.conv.weight for module in model.modules() if isinstance(module, _Layer)]
 
 
 class _Block(nn.Module):

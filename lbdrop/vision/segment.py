@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from lbdrop import masks, processes
 from lbdrop.errors import DropoutError
+from lbdrop.models.tiramisu import dense_kernels
 from lbdrop.objective import Objective, parameter_groups
 from lbdrop.vision.camvid import VOID
+from lbdrop.vision.muon import Muon
 from lbdrop.vision.train import Classifier, Schedule
 
 __all__ = ["Recorded", "SegmentationSchedule", "Segmenter", "compact", "image_losses", "re_estimate"]
@@ -30,10 +32,13 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class SegmentationSchedule(Schedule):
-    """A warm-up and a half cosine with AdamW, or RMSProp whose rate falls by a factor each epoch."""
+    """A warm-up and a half cosine with AdamW, with or without Muon, or RMSProp whose rate falls by a factor each epoch."""
 
-    optimizer: Literal["adamw", "rmsprop"] = "adamw"
+    optimizer: Literal["adamw", "muon", "rmsprop"] = "adamw"
+    """Under "muon" the kernels of dense layers follow :class:`~lbdrop.vision.muon.Muon`, and AdamW has the rest."""
     weight_decay: float = 0.0
+    kernel_lr: float = 0.02
+    """Muon's."""
     decay: float = 0.995
     """RMSProp's learning rate is multiplied by it after each epoch."""
 
@@ -63,7 +68,7 @@ class Segmenter(Classifier):
         schedule: epochs and learning rates.
         steps: training steps of all epochs.
         seed: draws the masks.
-        recorded: whether to replay a CUDA graph; by default on a GPU under AdamW.
+        recorded: whether to replay a CUDA graph; by default on a GPU, but for RMSProp.
     """
 
     def __init__(
@@ -83,24 +88,30 @@ class Segmenter(Classifier):
         self.plan = schedule
         self.automatic_optimization = False  # a recording holds the backward pass and the optimiser too
         on_gpu = next(network.parameters()).is_cuda
-        self.recorded = on_gpu and schedule.optimizer == "adamw" if recorded is None else recorded
+        self.recorded = on_gpu and schedule.optimizer != "rmsprop" if recorded is None else recorded
         self.step: Callable[[Tensor, Tensor], Tensor] = self._step
         self.settled = objective is None
 
     def configure_optimizers(self) -> Any:
         plan, on_gpu = self.plan, next(self.network.parameters()).is_cuda
-        groups = parameter_groups(self.network, plan.rate_lr, lr=plan.lr, weight_decay=plan.weight_decay)
-        groups = [{"lr": plan.lr, **group, "base_lr": group.get("lr", plan.lr)} for group in groups if group["params"]]
+        kernels = dense_kernels(self.network) if plan.optimizer == "muon" else []
+        own = {id(kernel) for kernel in kernels}
+        options = {"lr": plan.lr, "weight_decay": plan.weight_decay}
+        groups: list[dict[str, Any]] = [{"params": [*self.network.parameters()], **options}]
+        if self.objective is not None:
+            groups = parameter_groups(self.network, plan.rate_lr, **options)
+        groups = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
+        groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
         if plan.optimizer == "rmsprop":
             return torch.optim.RMSprop(groups)
-        return torch.optim.AdamW(groups, fused=on_gpu, capturable=self.recorded)
+        adamw = torch.optim.AdamW(groups, fused=on_gpu, capturable=self.recorded)
+        return [adamw, Muon([{"params": kernels, "base_lr": plan.kernel_lr}], plan.kernel_lr)] if kernels else adamw
 
     def on_train_start(self) -> None:
         if self.recorded:
-            optimizer = self._optimizer()
-            for group in optimizer.param_groups:  # a number would be part of the recording
+            for group in self._groups():  # a number would be part of the recording
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-            self.step = Recorded(self._step, optimizer)
+            self.step = Recorded(self._step, self.network)
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
@@ -109,7 +120,7 @@ class Segmenter(Classifier):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Any:
         done = self.current_epoch * (self.steps // self.schedule.epochs) + index
         factor = self.schedule.factor(done, self.steps)
-        for group in self._optimizer().param_groups:
+        for group in self._groups():
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(group["base_lr"] * factor)
             else:
@@ -141,9 +152,9 @@ class Segmenter(Classifier):
         loss = image_losses(self.network, x, y).mean() if objective is None else objective(image_losses, x, y)
         with torch.autocast(x.device.type, enabled=False):  # Lightning's context is for the forward pass
             loss.backward()
-        optimizer = self._optimizer()
-        optimizer.step()
-        optimizer.zero_grad()
+            for optimizer in self._optimizers():
+                optimizer.step()
+        self.network.zero_grad()
         return loss.detach()
 
     def on_train_epoch_end(self) -> None:
@@ -159,10 +170,12 @@ class Segmenter(Classifier):
         for optimizer in checkpoint["optimizer_states"]:
             optimizer["state"] = {key: _round(state) for key, state in optimizer["state"].items()}
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        return optimizer
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        found: Any = self.optimizers(use_pl_optimizer=False)
+        return found if isinstance(found, list) else [found]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers() for group in optimizer.param_groups]
 
 
 def compact(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,11 +202,11 @@ class Recorded:
 
     Args:
         step: losses, backward pass and optimiser; draws from torch's global generator, which a graph can replay.
-        optimizer: its gradients are let go before and after the recording, whose own they then are.
+        network: its gradients are let go before and after the recording, whose own they then are.
     """
 
-    def __init__(self, step: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Optimizer):
-        self.step, self.optimizer = step, optimizer
+    def __init__(self, step: Callable[[Tensor, Tensor], Tensor], network: nn.Module):
+        self.step, self.network = step, network
         self.side = torch.cuda.Stream()
         self.seen = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -212,11 +225,11 @@ class Recorded:
             return loss
         if self.graph is None:
             self.x, self.y = x.clone(), y.clone()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.network.zero_grad(set_to_none=True)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.loss = self.step(self.x, self.y)
-            self.optimizer.zero_grad(set_to_none=True)
+            self.network.zero_grad(set_to_none=True)
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()

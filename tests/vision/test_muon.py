@@ -1,0 +1,92 @@
+"""Muon moves every singular direction by the same length, whatever the layout and however many kernels there are."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lbdrop.errors import DropoutError
+from lbdrop.models.tiramisu import FCDenseNet, Plan, dense_kernels
+from lbdrop.vision.muon import Muon, orthogonal
+from lbdrop.vision.segment import SegmentationSchedule, Segmenter
+
+
+def kernels(*widths: int, rows: int = 4, seed: int = 0) -> list[nn.Parameter]:
+    """With gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [nn.Parameter(torch.randn(rows, width, 3, 3, generator=generator)) for width in widths]
+    for p in made:
+        p.grad = torch.randn(p.shape, generator=generator)
+    return made
+
+
+def test_singular_values_become_about_one_and_their_directions_stay() -> None:
+    spread = torch.logspace(0, -1, 8)[:, None]
+    batch = spread * torch.randn(3, 8, 50, generator=torch.Generator().manual_seed(0))
+    found = orthogonal(batch)
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < float(values.min()) < float(values.max()) < 1.3
+    u, _, v = torch.linalg.svd(batch, full_matrices=False)
+    inside = u.mT @ found @ v.mT
+    assert torch.allclose(inside, torch.diag_embed(inside.diagonal(dim1=1, dim2=2)), atol=1e-3)
+
+
+def test_zeros_stay_zeros() -> None:
+    assert torch.equal(orthogonal(torch.zeros(2, 3, 5)), torch.zeros(2, 3, 5))
+
+
+def test_a_step_is_the_formula() -> None:
+    (p,) = kernels(2)
+    before, seen = p.detach().clone(), []
+    optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.5)
+    moment = torch.zeros_like(p)
+    for step in range(3):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+        moment = 0.9 * moment + 0.1 * p.grad
+        change = orthogonal((0.1 * p.grad + 0.9 * moment).flatten(1)[None])[0].view_as(p)
+        before = (1 - 0.1 * 0.5) * before - 0.1 * change
+        optimizer.step()
+        seen.append(p.detach().clone())
+        assert torch.allclose(p, before, atol=1e-5)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_kernels_of_several_widths_move_as_each_would_alone() -> None:
+    together, alone = kernels(2, 7, 1), kernels(2, 7, 1)
+    Muon(together).step()
+    for p in alone:
+        Muon([p]).step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("gradient_too", [True, False])
+def test_the_layout_of_kernels_and_gradients_changes_nothing(gradient_too: bool) -> None:
+    (plain,), (other,) = kernels(5), kernels(5)
+    gradient = other.grad
+    assert gradient is not None
+    other.data = other.data.to(memory_format=torch.channels_last)
+    other.grad = gradient.to(memory_format=torch.channels_last) if gradient_too else gradient
+    for p in (plain, other):
+        Muon([p]).step()
+    assert torch.allclose(plain, other, atol=1e-6)
+    assert other.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_has_more_rows_than_columns_is_refused() -> None:
+    with pytest.raises(DropoutError, match=r"no more rows than columns, got one of shape \(9, 8\); leave it to AdamW"):
+        Muon([nn.Parameter(torch.zeros(9, 8))])
+
+
+def test_dense_kernels_are_muons_and_all_else_is_adamws() -> None:
+    network = FCDenseNet(plan=Plan((1, 1, 1, 1, 1), 2, 4))
+    schedule = SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon", kernel_lr=0.3)
+    adamw, muon = Segmenter(network, None, schedule, 1, 0).configure_optimizers()
+
+    def names(optimizer: torch.optim.Optimizer) -> set[str]:
+        own: set[Tensor] = {p for group in optimizer.param_groups for p in group["params"]}
+        return {name for name, p in network.named_parameters() if p in own}
+
+    assert len(dense_kernels(network)) == len(names(muon)) == 12
+    assert all(".layers." in name and name.endswith("conv.weight") for name in names(muon))
+    assert names(adamw) | names(muon) == {name for name, _ in network.named_parameters()}
+    assert not names(adamw) & names(muon)
+    assert muon.param_groups[0]["lr"] == muon.param_groups[0]["base_lr"] == 0.3
