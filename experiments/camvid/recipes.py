@@ -53,7 +53,7 @@ class Round(NamedTuple):
     """Some epochs of the common start."""
 
     epochs: int
-    batch: int = 8
+    batch: int = 4
     jitter: float = 0.2
     """How much the light of its images varies; what follows the last round has its jitter too."""
 
@@ -74,14 +74,14 @@ class Settings:
     """What a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    rounds: tuple[Round, ...] = (Round(600),)
+    rounds: tuple[Round, ...] = (Round(380),)
     """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
     crop_lr: float = 1e-3
     crop_kernel_lr: float = 0.02
     """Muon's, as :attr:`kernel_lr` is on whole images."""
     crop_scale: tuple[float, float] = (0.75, 1.5)
     """Crops are enlarged by a random factor between these."""
-    epochs: int = 12
+    epochs: int = 8
     """Epochs on whole images."""
     batch: int = 4
     lr: float = 2.5e-4
@@ -99,7 +99,7 @@ class Settings:
     """Masks at test."""
     statistics: str = "re-estimated"
     """What BatchNorm normalises by at test: "batch", each image's own; "running"; or "re-estimated"."""
-    save_every: int = 5
+    save_every: int = 20
     """Epochs from one checkpoint to the next, where they are kept."""
 
     @property

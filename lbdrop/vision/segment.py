@@ -6,6 +6,7 @@ A network of a hundred thin layers launches thousands of small kernels a step, a
 step (both masks, backward pass, optimiser) is therefore recorded once as a CUDA graph and replayed.
 """
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -226,6 +227,7 @@ class Recorded:
         if self.graph is None:
             self.x, self.y = x.clone(), y.clone()
             self.network.zero_grad(set_to_none=True)
+            gc.collect()  # an earlier run's graph, freed in the middle of this recording, would spoil it
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.loss = self.step(self.x, self.y)
