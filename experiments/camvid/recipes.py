@@ -74,7 +74,7 @@ class Settings:
     """What a learned rate starts from."""
     crop: int = 224
     """Side of the crops of the common start."""
-    rounds: tuple[Round, ...] = (Round(380),)
+    rounds: tuple[Round, ...] = (Round(390),)
     """Of the common start on crops, each with a warm-up and a cosine of its own; none for no start."""
     crop_lr: float = 1e-3
     crop_kernel_lr: float = 0.02
