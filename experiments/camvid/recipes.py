@@ -81,7 +81,7 @@ class Settings:
     """Muon's, as :attr:`kernel_lr` is on whole images."""
     crop_scale: tuple[float, float] = (0.75, 1.5)
     """Crops are enlarged by a random factor between these."""
-    epochs: int = 8
+    epochs: int = 4
     """Epochs on whole images."""
     batch: int = 4
     lr: float = 2.5e-4
