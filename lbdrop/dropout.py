@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.indicator import indicator
 from lbdrop.ledger import Ledger
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
@@ -339,7 +340,7 @@ class LearnableDropout(NoiseLayer):
     estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return (uniforms > 1 - self.keep_around(dims).detach()).to(uniforms.dtype)
+        return indicator(torch.gt, uniforms, 1 - self.keep_around(dims).detach())
 
 
 def logit_of(rate: float) -> float:
