@@ -218,7 +218,7 @@ class NoiseLayer(nn.Module):
         if self.scale == "inverted":
             assert mask is not None
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
-            return x * (mask * (1 / keep).to(x.dtype))
+            return x * (mask * keep.reciprocal().to(x.dtype))
         if self.scale == "none":
             return x * (keep.to(x.dtype) if mask is None else mask)
         a = (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt()
