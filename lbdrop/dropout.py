@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
+from lbdrop.indicator import indicator
 from lbdrop.ledger import Ledger
 from lbdrop.priors import bernoulli_kl, gaussian_kl
 from lbdrop.response import Response
@@ -217,7 +218,7 @@ class NoiseLayer(nn.Module):
         if self.scale == "inverted":
             assert mask is not None
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
-            return x * (mask * (1 / keep).to(x.dtype))
+            return x * (mask * keep.reciprocal().to(x.dtype))
         if self.scale == "none":
             return x * (keep.to(x.dtype) if mask is None else mask)
         a = (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt()
@@ -339,7 +340,7 @@ class LearnableDropout(NoiseLayer):
     estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return (uniforms > 1 - self.keep_around(dims).detach()).to(uniforms.dtype)
+        return indicator(torch.gt, uniforms, 1 - self.keep_around(dims).detach())
 
 
 def logit_of(rate: float) -> float:

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
+from lbdrop.indicator import indicator
 
 __all__ = [
     "Draw",
@@ -68,13 +69,13 @@ def _blank(keep: Tensor, count: int, shape: Sequence[int]) -> Tensor:
 def antithetic(keep: Tensor, n: int, shape: Sequence[int], generator: torch.Generator | None = None) -> Draw:
     """The pair z = 1[u > 1−p], z̃ = 1[u < p] from one u."""
     u = _blank(keep, 1, shape).uniform_(generator=generator)
-    return Draw(torch.cat([u > 1 - keep, u < keep]).to(u.dtype), u[0])
+    return Draw(torch.cat([indicator(torch.gt, u, 1 - keep), indicator(torch.lt, u, keep)]), u[0])
 
 
 def independent(keep: Tensor, n: int, shape: Sequence[int], generator: torch.Generator | None = None) -> Draw:
     """n masks that know nothing of each other."""
     u = _blank(keep, n, shape).uniform_(generator=generator)
-    return Draw((u < keep).to(u.dtype), u)
+    return Draw(indicator(torch.lt, u, keep), u)
 
 
 def copula(keep: Tensor, n: int, shape: Sequence[int], generator: torch.Generator | None = None) -> Draw:
@@ -82,7 +83,7 @@ def copula(keep: Tensor, n: int, shape: Sequence[int], generator: torch.Generato
     exponential = _blank(keep, n, shape).exponential_(generator=generator)
     v = (1 - exponential / exponential.sum(0)).pow(n - 1)
     u = torch.where(keep < 0.5, v, 1 - v)
-    return Draw((u < keep).to(u.dtype), u)
+    return Draw(indicator(torch.lt, u, keep), u)
 
 
 # --------------------------------------------------------------------------------------------------------- gradients

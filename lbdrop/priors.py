@@ -59,5 +59,6 @@ def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
     else:
         groups = getattr(consumer, "groups", 1)
         inputs = weight.shape[1]
-        squares = weight.view(groups, -1, inputs, weight[0, 0].numel()).pow(2).sum((1, 3)).flatten()
-    return squares.view(units, -1).sum(1)
+        squares = weight.view(groups, -1, inputs, weight.shape[2:].numel()).pow(2).sum((1, 3)).flatten()
+    # Each step takes this way, so it does nothing where a unit feeds a single column.
+    return squares if len(squares) == units else squares.view(units, -1).sum(1)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
+from lbdrop.indicator import indicator
 from lbdrop.priors import expected_norms
 
 __all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
@@ -25,7 +26,7 @@ class FixedDropout(NoiseLayer):
     learns = False
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return (uniforms >= 1 - self.spread(self.keep, dims)).to(uniforms.dtype)
+        return indicator(torch.ge, uniforms, 1 - self.spread(self.keep, dims))
 
     def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
         """The weights' part alone: the mask's is a constant."""

@@ -119,7 +119,7 @@ class Bound:
         norms = [outgoing_norms(consumer, _fed(layer, consumer, units)) for consumer in self.consumers.get(name, [])]
         if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
             return layer.kl(None, units, self.s, self.prior_keep)
-        return layer.kl(torch.stack(norms).sum(0), units, self.s, self.prior_keep)
+        return layer.kl(norms[0] if len(norms) == 1 else torch.stack(norms).sum(0), units, self.s, self.prior_keep)
 
     def __repr__(self) -> str:
         priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lbdrop import estimators
 from lbdrop.dropout import LearnableDropout, NoiseLayer
+from lbdrop.indicator import indicator
 
 __all__ = ["Step"]
 
@@ -29,14 +30,14 @@ class _Use:
         """A unit whose activation is 0 under every mask has no influence: its true gradient is 0, an estimate noise."""
         if self.layer.scale == "alpha":
             return  # there a dropped unit is not 0
-        active = x != 0
+        active = indicator(torch.ne, x, 0.0)
         mask_dims = self.draw.z.dim() - 1
         if active.dim() > mask_dims:
-            active = active.any(0)
+            active = active.amax(0)
         if self.layer.channels:
             spans = tuple(axis for axis, size in enumerate(self.draw.z.shape[1:]) if size == 1 != active.shape[axis])
-            active = active.any(spans, keepdim=True) if spans else active
-        self.active = active if self.active is None else self.active | active
+            active = active.amax(spans, keepdim=True) if spans else active
+        self.active = active if self.active is None else torch.maximum(self.active, active)
 
 
 class Step:

@@ -201,3 +201,30 @@ def test_a_mistake_in_the_loss_is_shown_as_it_is() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         Objective(model, examples=5)(lambda m: m(torch.randn(5, 9)).sum(1))
     assert all(layer.source is None for layer in learned_layers(model).values())
+
+
+class _Known:
+    """Gives masks that are there already."""
+
+    def __init__(self, stack: Tensor):
+        self.stack = stack
+
+    def begin(self) -> None: ...
+
+    def draw(self, layer: object, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        return self.stack
+
+    def seen(self, use: int, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("taken", [lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1], lambda f, x, v: torch.func.grad(lambda x: (f(x) * 0.5).sum())(x) * v],
+                         ids=["forwards", "backwards"])  # fmt: skip
+def test_a_derivative_inside_a_pass_is_that_of_each_mask(taken: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x, v = Skip(), torch.randn(5, 4), torch.randn(5, 4)
+    stack = (torch.rand(3, 5, 6) < 0.6).float()
+    found, _ = passes.run(model, lambda: taken(model, x, v), 3, _Known(stack))
+    assert list(passes._needs_replay[model].values()) == [False]
+    for mask, each in zip(stack, found, strict=True):
+        with masks.fixed(model, {"drop": mask}):
+            torch.testing.assert_close(each, taken(model, x, v))

@@ -131,7 +131,8 @@ class Batches:
         # Drawn on the CPU, so that a seed has the same batches on every device.
         order = torch.randperm(len(self.examples[0]), generator=self.generator).to(self.examples[0].device)
         for rows in order.split(self.size)[: len(self)]:
-            yield self.examples[0][rows], self.examples[1][rows]
+            # By index_select: indexing finds the place of every single number, and takes five times as long.
+            yield self.examples[0].index_select(0, rows), self.examples[1].index_select(0, rows)
 
 
 def _all() -> Iterable[Contestant]:

@@ -120,7 +120,8 @@ def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Ada
     groups: Any = (
         lbdrop.parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
     )
-    optimizer = torch.optim.Adam(groups, lr=lr)
+    # All parameters at once: the same numbers as one after another, with less Python between them.
+    optimizer = torch.optim.Adam(groups, lr=lr, foreach=True)
     # Rates slow down with the weights, as they do for anyone who puts a scheduler on the optimiser.
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
