@@ -12,14 +12,11 @@ Two engines, the second where the first cannot go:
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.pyfunctorch import TransformType, retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -97,7 +94,7 @@ class _State:
 
     def holds_lanes(self, model: nn.Module) -> bool:
         held = [t for m in model.modules() for t in (*m._buffers.values(), *vars(m).values()) if isinstance(t, Tensor)]
-        return any(functorch.is_batchedtensor(t) for t in held)
+        return any(torch._C._functorch.is_batchedtensor(t) for t in held)  # pyright: ignore[reportAttributeAccessIssue]
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
@@ -142,24 +139,7 @@ class _Lanes:
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         self.reached.add(layer)
         shape = layer.mask_shape(x)
-        return _of_all_lanes(self.lane, x.detach(), lambda every: self.drawer.draw(layer, shape, every))
-
-
-def _of_all_lanes(lane: Tensor, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-    """As :class:`_Lane`, whose way through the dispatcher takes longer than a small layer; where it can, around that."""
-    level = functorch.maybe_get_level(lane)
-    with ExitStack() as below:
-        # Derivatives that are taken inside of a pass lie above the lanes, and are none of the masks'.
-        while (transform := retrieve_current_functorch_interpreter()).level() > level:
-            if transform.key() not in (TransformType.Jvp, TransformType.Grad):
-                below.close()
-                return _Lane.apply(lane, x, draw)
-            x = functorch._unwrap_for_grad(x, transform.level())
-            below.enter_context(transform.lower())
-        every, axis = functorch._unwrap_batched(x, level)
-        below.enter_context(transform.lower())
-        masks = draw(every if axis is None else every.movedim(axis, 0))
-    return functorch._add_batch_dim(masks, 0, level)
+        return _Lane.apply(self.lane, x.detach(), lambda every: self.drawer.draw(layer, shape, every))
 
 
 def _lanes(
