@@ -30,7 +30,7 @@ class _Use:
         """A unit whose activation is 0 under every mask has no influence: its true gradient is 0, an estimate noise."""
         if self.layer.scale == "alpha":
             return  # there a dropped unit is not 0
-        active = indicator(torch.ne, x, 0)
+        active = indicator(torch.ne, x, 0.0)
         mask_dims = self.draw.z.dim() - 1
         if active.dim() > mask_dims:
             active = active.amax(0)
