@@ -17,6 +17,7 @@ import lbdrop
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import Data, Pair, Task
 from lbdrop import Balanced, Bound, Objective, SelfTuning
+from lbdrop.balanced import FIRST
 from lbdrop.convert import Per, Scheme
 from lbdrop.errors import DropoutError
 from lbdrop.priors import bernoulli_kl
@@ -65,6 +66,12 @@ class Contestant:
     def rate(self) -> float:
         """What the network is written with: the rate of a fixed contestant, of no matter where the rule finds its own."""
         return 0.0 if self.scheme is None else START if self.start is None else self.start
+
+    @property
+    def same_run(self) -> tuple[object, ...]:
+        """What tells its runs from others': a rule that is made to start where it would is the rule itself."""
+        begins = FIRST if self.rule == "balanced" and self.start is None else self.start
+        return self.scheme, self.rule, self.per, begins, self.estimator, self.retrained
 
     def model(self, task: Task, data: Data, device: torch.device | str = "cpu") -> nn.Module:
         """The task's network, converted; the same weights for every contestant of a seed."""

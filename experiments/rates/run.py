@@ -21,7 +21,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
 from lbdrop.selftuning import EVERY
 
-__all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "write"]
+__all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "shared", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
@@ -87,6 +87,12 @@ def run(
         "seconds": seconds,
         "provenance": provenance(device),
     }
+
+
+def shared(record: dict[str, Any], task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:
+    """The record of a contestant whose run is another's, by its own name."""
+    own = {"contestant": contestant.name, "label": contestant.label, "settings": settings(task, contestant, epochs)}
+    return record | own
 
 
 def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """``lbdrop reproduce rates``: learned rates beside the best hand-tuned one, on many tasks, with one table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,12 +70,15 @@ def rates(
 
         def run_all(choose: Callable[[Any, int, Any], Iterable[Any]]) -> list[str]:
             records = {one: run.read(_path(folder, one)) for one in whos}
-            jobs = [
-                pool.Job(one.name, who.name, seed, data, epochs, place)
-                for one, seed in cells
-                for who in choose(one, seed, records[one])
-                if not run.kept(records[one], one, who, seed, epochs)
-            ]
+            wanted: dict[Any, list[Any]] = {}  # contestants by their run, which two of them may have in common
+            for one, seed in cells:
+                for who in choose(one, seed, records[one]):
+                    if not run.kept(records[one], one, who, seed, epochs):
+                        wanted.setdefault((one, seed, who.same_run), []).append(who)
+            jobs = {
+                pool.Job(one.name, those[0].name, seed, data, epochs, place): those
+                for (one, seed, _), those in wanted.items()
+            }
             return _run_all(jobs, folder, at_once, console)
 
         failed = run_all(lambda one, seed, records: whos[one])
@@ -89,8 +92,8 @@ def rates(
             raise DropoutError(f"{what}; the same command tries again")
 
 
-def _run_all(jobs: Sequence[Any], folder: Path, at_once: int, console: Console) -> list[str]:
-    """Run what is left to run and write every record as it comes; returns what failed, and why."""
+def _run_all(jobs: Mapping[Any, Sequence[Any]], folder: Path, at_once: int, console: Console) -> list[str]:
+    """Run what is left to run and write every record as it comes, of all whose run it is; returns what failed, and why."""
     from experiments.rates import pool, run, tasks
 
     failed: list[str] = []
@@ -98,7 +101,7 @@ def _run_all(jobs: Sequence[Any], folder: Path, at_once: int, console: Console) 
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("runs", total=len(jobs), last=f"{min(at_once, len(jobs))} at a time")
         try:
-            for job, outcome in pool.outcomes(jobs, at_once):
+            for job, outcome in pool.outcomes([*jobs], at_once):
                 if isinstance(outcome, DropoutError):
                     failed.append(f"{job.label}: {outcome}")
                     if len(jobs) > 1:
@@ -106,7 +109,8 @@ def _run_all(jobs: Sequence[Any], folder: Path, at_once: int, console: Console) 
                 else:
                     task = tasks.TASKS[job.task]
                     with writing(folder):
-                        run.write(_path(folder, task), task, outcome)
+                        for who in jobs[job]:
+                            run.write(_path(folder, task), task, run.shared(outcome, task, who, job.epochs))
                     console.print(f"{job.label}: {_summary(outcome)}", markup=False, soft_wrap=True)
                 progress.update(bar, advance=1, last=job.label)
         except KeyboardInterrupt as error:

@@ -242,7 +242,7 @@ class _Layer(nn.Module):
         return dense.Weights(norm.weight, norm.bias, conv.weight, conv.bias, norm.running_mean, norm.running_var)
 
 
-def dense_kernels(model: nn.Module) -> list[nn.Parameter]:
+def dense_kernels(model: nn.Module) -> list[Tensor]:
     """Of all layers that add features: few rows, and a column for each feature they read and each neighbour."""
     return [module.conv.weight for module in model.modules() if isinstance(module, _Layer)]
 
