@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from experiments.rates import pool, run
+from experiments.rates.contestants import CONTESTANTS
 from lbdrop.records import provenance, write_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,9 +44,10 @@ def main(
         for record in records:
             training[record["contestant"]] = training.get(record["contestant"], 0.0) + record["seconds"]["cpu"] / seeds
         five = SEEDS * wall / seeds / 60
-        rows[task] = {"runs": len(records), "wall_seconds": wall, "cpu_seconds": cpu, "minutes_of_five_seeds": five}
+        runs = len({(record["seed"], CONTESTANTS[record["contestant"]].same_run) for record in records})
+        rows[task] = {"runs": runs, "wall_seconds": wall, "cpu_seconds": cpu, "minutes_of_five_seeds": five}
         rows[task]["cpu_seconds_of_training_a_seed"] = training
-        Console().print(f"{task}: {len(records)} runs in {wall:.0f} s, so five seeds in {five:.1f} minutes")
+        Console().print(f"{task}: {runs} runs in {wall:.0f} s, so five seeds in {five:.1f} minutes")
     settings = {"workers": pool.usual_workers("cpu"), "seeds": seeds, "epochs": epochs}
     write_json(
         out or RESULTS / "rates_command.json",

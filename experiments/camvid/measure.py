@@ -33,14 +33,14 @@ class Look(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, settings: Any, row: str, statistics: str) -> "Look":
+    def of(cls, settings: Any, row: str) -> "Look":
         sampled = row != "regular"
         # A batch's own statistics are those of one image: what an image is said to be must not depend on its neighbours.
         return cls(
             settings.samples if sampled else 1,
             sampled,
-            statistics,
-            1 if statistics == "batch" else settings.batch,
+            settings.statistics,
+            1 if settings.statistics == "batch" else settings.batch,
             settings.seed,
         )
 

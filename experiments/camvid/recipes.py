@@ -88,11 +88,13 @@ class Settings:
     kernel_lr: float = 0.005
     rate_lr: float = 2e-2
     weight_decay: float = 1e-4
+    kernel_decay: float = 0.01
+    """Muon's weight decay."""
     optimizer: Literal["adamw", "muon", "rmsprop"] = "muon"
     estimator: str = "rloo-2"
     kl_weight: float = 1.0
     """What the KL is multiplied by; at 1 it is the bound of all pixels: an image's loss is their mean, so the KL is divided by
-    the number of pixels too."""
+    the number of pixels too, void ones counted."""
     prior_keep: float = 0.8
     """Keep rate of the masks' prior: what feeds a concatenation has no weights of its own."""
     samples: int = 10
@@ -101,6 +103,11 @@ class Settings:
     """What BatchNorm normalises by at test: "batch", each image's own; "running"; or "re-estimated"."""
     save_every: int = 20
     """Epochs from one checkpoint to the next, where they are kept."""
+
+    @property
+    def crop_optimizer(self) -> Literal["adamw", "muon"]:
+        """Of the common start: RMSProp is for the published schedule, which has none."""
+        return "adamw" if self.optimizer == "rmsprop" else self.optimizer
 
     @property
     def jitter(self) -> float:
@@ -183,8 +190,8 @@ def common_start(
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     schedule = SegmentationSchedule(
-        this.epochs, settings.crop_lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay,
-        kernel_lr=settings.crop_kernel_lr,
+        this.epochs, settings.crop_lr, settings.rate_lr, optimizer=settings.crop_optimizer,
+        weight_decay=settings.weight_decay, kernel_lr=settings.crop_kernel_lr, kernel_decay=settings.kernel_decay,
     )  # fmt: skip
     # No rate is learned and nothing is compared, so there is nothing for an objective to do.
     module = Segmenter(network, None, schedule, len(crops) * schedule.epochs, seed, recorded)
@@ -233,7 +240,7 @@ def run(
     whole = Crops(data.train, settings.batch, jitter=settings.jitter, generator=generator)
     schedule = SegmentationSchedule(
         settings.epochs, settings.lr, settings.rate_lr, optimizer=settings.optimizer, weight_decay=settings.weight_decay,
-        kernel_lr=settings.kernel_lr,
+        kernel_lr=settings.kernel_lr, kernel_decay=settings.kernel_decay,
     )  # fmt: skip
     module = Segmenter(network, objective, schedule, len(whole) * schedule.epochs, settings.seed, recorded)
     began = time.perf_counter()
@@ -243,7 +250,7 @@ def run(
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     records, maps = [], {}
     for row, label in METHODS[settings.method].rows.items():
-        look = Look.of(settings, row, settings.statistics)
+        look = Look.of(settings, row)
         with prediction(network, data, look) as ask:
             validation = evaluate(ask, data.validation, look.batch)
             began = time.perf_counter()
@@ -283,29 +290,30 @@ def protocol(settings: Settings, data: CamVid) -> str:
     start = (
         f"a common start of each seed with rate {settings.rate:g} everywhere: {rounds} of {settings.crop}×{settings.crop}"
         f" crops at scales {settings.crop_scale[0]:g} to {settings.crop_scale[1]:g},"
-        f" {_described(settings, settings.crop_lr, settings.crop_kernel_lr)}; then "
+        f" {_described(settings.crop_optimizer, settings, settings.crop_lr, settings.crop_kernel_lr)}; then "
         if settings.rounds
         else ""
     )
     return (
         f"{network}, He-uniform, masks in the middle block, {settings.rate:g} fixed elsewhere and off at test; {start}"
         f"{settings.epochs} epochs of whole images, batch {settings.batch},"
-        f" {_described(settings, settings.lr, settings.kernel_lr)}, rates {settings.rate_lr:g} from {settings.start_rate:g};"
+        f" {_described(settings.optimizer, settings, settings.lr, settings.kernel_lr)}, rates {settings.rate_lr:g} from"
+        f" {settings.start_rate:g};"
         f" mirroring, jitter {settings.jitter:g};"
         f" {len(data.train)} train, {len(data.validation)} validation, {len(data.test)} test images; mean loss of an"
-        f" image's pixels that are not void plus {settings.kl_weight:g} KL/{len(data.train)} of a pixel, prior keep"
-        f" {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test,"
+        f" image's pixels that are not void plus {settings.kl_weight:g} KL/({len(data.train)} images × their pixels),"
+        f" prior keep {settings.prior_keep:g}, estimator {settings.estimator}; last epoch, {settings.samples} masks at test,"
         f" {settings.statistics} statistics"
     )
 
 
-def _described(settings: Settings, lr: float, kernel_lr: float) -> str:
-    named = {
-        "adamw": f"AdamW {lr:g}",
-        "muon": f"Muon {kernel_lr:g} for the kernels of dense layers and AdamW {lr:g} for the rest",
-        "rmsprop": f"RMSProp {lr:g}, ×.995 an epoch",
-    }
-    return f"{named[settings.optimizer]}, weight decay {settings.weight_decay:g}"
+def _described(optimizer: str, settings: Settings, lr: float, kernel_lr: float) -> str:
+    decay, kernel_decay = f"weight decay {settings.weight_decay:g}", f"weight decay {settings.kernel_decay:g}"
+    return {
+        "adamw": f"AdamW {lr:g} ({decay})",
+        "muon": f"Muon {kernel_lr:g} ({kernel_decay}) for the kernels of dense layers and AdamW {lr:g} ({decay}) for the rest",
+        "rmsprop": f"RMSProp {lr:g} (×.995 an epoch, {decay})",
+    }[optimizer]
 
 
 def _placed(network: FCDenseNet, data: CamVid) -> FCDenseNet:

@@ -30,7 +30,8 @@ class Starts:
         "crop_kernel_lr",
         "crop_scale",
         "weight_decay",
-        "optimizer",
+        "kernel_decay",
+        "crop_optimizer",
     )
 
     def __init__(self, data: CamVid, states: Path | None, *, recorded: bool | None = None, progress: bool = False):

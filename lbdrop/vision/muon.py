@@ -49,11 +49,15 @@ class Muon(torch.optim.Optimizer):
         self, params: Iterable[Any], lr: float | Tensor = 0.02, momentum: float = 0.95, weight_decay: float = 0.01
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for p in (p for group in self.param_groups for p in group["params"]):
-            if p.dim() < 2 or len(p) > p[0].numel():
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if p.dim() < 2 or not 0 < len(p) <= p[0].numel():
                 raise DropoutError(
                     f"params: want kernels of no more rows than columns, got one of shape {tuple(p.shape)}; leave it to AdamW"
                 )
+            _matrix(p)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -73,11 +77,14 @@ class Muon(torch.optim.Optimizer):
     def _move(self, kernels: list[Tensor], lr: float | Tensor, momentum: float, weight_decay: float) -> None:
         gradients = [p.grad for p in kernels if p.grad is not None]
         for p in kernels:
-            if not self.state[p]:
+            moment = self.state[p].get("momentum")
+            if moment is None:
                 self.state[p]["momentum"] = torch.zeros_like(p)
+            elif moment.stride() != p.stride():  # kept on another device, say: columns must mean the same
+                self.state[p]["momentum"] = torch.empty_like(p).copy_(moment)
         moments = [self.state[p]["momentum"] for p in kernels]
         torch._foreach_lerp_(moments, gradients, 1 - momentum)
-        # In the layout of the kernels, whatever that of their gradients: columns must mean the same.
+        # In the momentum's layout, which is the kernels', whatever that of their gradients.
         ahead = [_matrix(each) for each in torch._foreach_lerp(moments, gradients, 1 - momentum)]
         # Filled up with columns of zeros, which change no product of rows.
         widest = max(each.shape[1] for each in ahead)
@@ -94,6 +101,8 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonal(batch: Float[Tensor, "kernels rows columns"]) -> Float[Tensor, "kernels rows columns"]:
     """Each matrix with its singular values moved to between .7 and 1.2, but for those far below its largest."""
+    if batch.dtype in (torch.float16, torch.bfloat16):  # too coarse for products of products
+        return orthogonal(batch.float()).to(batch.dtype)
     norm = torch.linalg.vector_norm(batch, dim=(1, 2), keepdim=True).clamp(min=1e-12)
     gram = batch @ batch.mT / norm**2
     one = torch.eye(batch.shape[1], dtype=batch.dtype, device=batch.device)

@@ -39,7 +39,8 @@ class SegmentationSchedule(Schedule):
     """Under "muon" the kernels of dense layers follow :class:`~lbdrop.vision.muon.Muon`, and AdamW has the rest."""
     weight_decay: float = 0.0
     kernel_lr: float = 0.02
-    """Muon's."""
+    """Muon's, as is what follows."""
+    kernel_decay: float = 0.01
     decay: float = 0.995
     """RMSProp's learning rate is multiplied by it after each epoch."""
 
@@ -106,7 +107,14 @@ class Segmenter(Classifier):
         if plan.optimizer == "rmsprop":
             return torch.optim.RMSprop(groups)
         adamw = torch.optim.AdamW(groups, fused=on_gpu, capturable=self.recorded)
-        return [adamw, Muon([{"params": kernels, "base_lr": plan.kernel_lr}], plan.kernel_lr)] if kernels else adamw
+        if plan.optimizer == "adamw":
+            return adamw
+        if not kernels:
+            raise DropoutError(
+                "optimizer: want a network with dense layers for muon, got one without; train it by adamw instead"
+            )
+        of_kernels = [{"params": kernels, "base_lr": plan.kernel_lr}]
+        return [adamw, Muon(of_kernels, plan.kernel_lr, weight_decay=plan.kernel_decay)]
 
     def on_train_start(self) -> None:
         if self.recorded:

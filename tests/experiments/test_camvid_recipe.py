@@ -97,6 +97,36 @@ def test_the_start_fits_every_method_whose_rates_are_its_own(start: recipes.Star
     assert {value.dtype for value in kernels} == {torch.bfloat16}
 
 
+def test_a_method_goes_on_from_the_weights_of_the_start_under_the_bound_of_all_pixels(
+    start: recipes.Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[dict[str, Tensor], segment.Segmenter]] = []
+    groups: list[tuple[float, float, float]] = []
+    settle, step = segment.Segmenter._settle, segment.Segmenter._step
+
+    def settled(self: segment.Segmenter, x: Tensor, y: Tensor) -> None:
+        seen.append(({name: value.clone() for name, value in self.network.state_dict().items()}, self))
+        settle(self, x, y)
+
+    def stepped(self: segment.Segmenter, x: Tensor, y: Tensor) -> Tensor:
+        factor = self.schedule.factor(len(groups) // 3, self.steps)
+        groups.extend((group["lr"], group["base_lr"], factor) for group in self._groups())
+        return step(self, x, y)
+
+    monkeypatch.setattr(segment.Segmenter, "_settle", settled)
+    monkeypatch.setattr(segment.Segmenter, "_step", stepped)
+    recipes.run(SMALL, data(), start, progress=False)
+    ((state, module),) = seen
+    assert all(torch.equal(state[name], value.to(state[name].dtype)) for name, value in start.state.items())
+    assert module.objective is not None
+    assert isinstance(module.objective.rule, Bound)
+    assert module.objective.rule.weight == pytest.approx(1 / (36 * 44))
+    # Weights, rates and kernels, two epochs of two steps: all follow the schedule.
+    assert {base for _, base, _ in groups} == {SMALL.lr, SMALL.rate_lr, SMALL.kernel_lr}
+    assert len(groups) == 3 * 4
+    assert all(lr == pytest.approx(base * factor) for lr, base, factor in groups)
+
+
 class Stopped(Exception):
     pass
 
@@ -125,7 +155,7 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(
 
 
 def test_a_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path) -> None:
-    """Kernels, and the two moments of each, in bfloat16."""
+    """Kernels, and the two moments that AdamW alone would keep of each, in bfloat16; under Muon it is one."""
     network = recipes.build(recipes.Settings())
     optimizer = torch.optim.AdamW(network.parameters())
     for p in network.parameters():
@@ -149,6 +179,7 @@ def test_the_paper_recipe_is_the_published_one() -> None:
     paper = replace(recipes.Settings(recipe="paper"), **recipes.RECIPES["paper"])
     assert (paper.batch, paper.epochs, paper.lr, paper.optimizer, paper.rate, paper.samples, paper.estimator) == (1, 700, 1e-4, "rmsprop", 0.2, 10, "arm")  # fmt: skip
     assert paper.rounds == ()
+    assert (paper.kl_weight, paper.prior_keep, paper.start_rate, paper.crop_optimizer) == (1.0, 0.5, 0.2, "adamw")
     schedule = segment.SegmentationSchedule(700, 1e-4, 1e-3, optimizer="rmsprop")
     factors = [schedule.factor(step, 700 * 367) for step in (0, 366, 367, 700 * 367 - 1)]
     assert factors == pytest.approx([1, 1, 0.995, 0.995**699])
@@ -201,7 +232,24 @@ def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.M
     for suffix in (".json", ".npz"):
         assert sorted(file.stem for file in (tmp_path / "runs").glob(f"*{suffix}")) == names
     assert CliRunner().invoke(app, call).output.count("there already") == 2
-    wrong = CliRunner().invoke(app, ["reproduce", "camvid", "--method", "magic", "--out", str(tmp_path)])
+    some = [
+        "reproduce",
+        "camvid",
+        "--method",
+        "mc, lbd",
+        "--seed",
+        "3",
+        "--epochs",
+        "1",
+        "--out",
+        str(tmp_path / "some"),
+    ]
+    done = CliRunner().invoke(app, some)
+    assert done.exit_code == 0, done.output
+    assert sorted(file.stem for file in (tmp_path / "some").glob("*.json")) == [
+        f"fast-{row}-seed3" for row in ("lbd", "mc", "regular")
+    ]
+    wrong = CliRunner().invoke(app, ["reproduce", "camvid", "--method", "lbd,magic", "--out", str(tmp_path)])
     assert wrong.exit_code == 1
     assert "want one of lbd" in wrong.output
 

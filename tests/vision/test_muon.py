@@ -1,5 +1,7 @@
 """Muon moves every singular direction by the same length, whatever the layout and however many kernels there are."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,14 +73,56 @@ def test_the_layout_of_kernels_and_gradients_changes_nothing(gradient_too: bool)
     assert other.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_has_more_rows_than_columns_is_refused() -> None:
-    with pytest.raises(DropoutError, match=r"no more rows than columns, got one of shape \(9, 8\); leave it to AdamW"):
-        Muon([nn.Parameter(torch.zeros(9, 8))])
+def test_a_state_of_another_layout_is_taken_up_as_it_was_meant() -> None:
+    (plain,), (other,) = kernels(5), kernels(5)
+    first, second = Muon([plain]), Muon([other])
+    first.step()
+    other.data = plain.data.to(memory_format=torch.channels_last)
+    second.load_state_dict(deepcopy(first.state_dict()))
+    for p, optimizer in ((plain, first), (other, second)):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(9))
+        optimizer.step()
+    assert torch.allclose(plain, other, atol=1e-6)
+
+
+def test_a_learning_rate_may_be_a_tensor_groups_several_and_gradients_missing() -> None:
+    numbers, tensors = kernels(2, 3, 4), kernels(2, 3, 4)
+    for made in (numbers, tensors):
+        made[2].grad = None
+    still = numbers[2].detach().clone()
+    Muon([{"params": numbers[:1], "lr": 0.3}, {"params": numbers[1:]}], lr=0.1).step()
+    of_each = [{"params": tensors[:1], "lr": torch.tensor(0.3)}, {"params": tensors[1:], "lr": torch.tensor(0.1)}]
+    Muon(of_each).step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(numbers, tensors, strict=True))
+    assert torch.equal(numbers[2], still)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_orthogonalised_in_single(dtype: torch.dtype) -> None:
+    batch = torch.randn(2, 4, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
+    batch[1] = 0
+    assert torch.equal(orthogonal(batch), orthogonal(batch.float()).to(dtype))
+    assert torch.equal(orthogonal(batch)[1], torch.zeros(4, 30, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (5,), (0, 3)])
+def test_what_is_no_wide_kernel_is_refused_whenever_it_comes(shape: tuple[int, ...]) -> None:
+    wrong = nn.Parameter(torch.zeros(shape))
+    optimizer = Muon([nn.Parameter(torch.zeros(2, 3))])
+    for given in (lambda: Muon([wrong]), lambda: optimizer.add_param_group({"params": [wrong]})):
+        with pytest.raises(DropoutError, match=r"no more rows than columns, got one of shape .*; leave it to AdamW"):
+            given()
+
+
+def test_a_network_without_dense_layers_is_refused() -> None:
+    schedule = SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon")
+    with pytest.raises(DropoutError, match="want a network with dense layers for muon, got one without"):
+        Segmenter(nn.Sequential(nn.Conv2d(3, 4, 3)), None, schedule, 1, 0).configure_optimizers()
 
 
 def test_dense_kernels_are_muons_and_all_else_is_adamws() -> None:
     network = FCDenseNet(plan=Plan((1, 1, 1, 1, 1), 2, 4))
-    schedule = SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon", kernel_lr=0.3)
+    schedule = SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon", weight_decay=1e-4, kernel_lr=0.3, kernel_decay=0.2)
     adamw, muon = Segmenter(network, None, schedule, 1, 0).configure_optimizers()
 
     def names(optimizer: torch.optim.Optimizer) -> set[str]:
@@ -90,3 +134,5 @@ def test_dense_kernels_are_muons_and_all_else_is_adamws() -> None:
     assert names(adamw) | names(muon) == {name for name, _ in network.named_parameters()}
     assert not names(adamw) & names(muon)
     assert muon.param_groups[0]["lr"] == muon.param_groups[0]["base_lr"] == 0.3
+    assert muon.param_groups[0]["weight_decay"] == 0.2
+    assert adamw.param_groups[0]["weight_decay"] == 1e-4
