@@ -27,7 +27,7 @@ __all__ = ["Job", "outcomes", "usual_workers"]
 ON_A_GPU = 4
 # Large tensors' memory stays with the process: glibc would give it back at once and be given it again page by page, which is a
 # third of the time that measuring with masks takes. It comes in large pages, where the system has some: fewer of them to look
-# up, which takes long in a virtual machine. Numbers stay the same.
+# up. Numbers stay the same.
 KEEPING_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),

@@ -4,7 +4,7 @@ $$ m \leftarrow \beta m + (1-\beta)\,g, \qquad W \leftarrow (1 - \eta\lambda)\,W
    \quad\text{with}\quad U S V^\top = (1-\beta)\,g + \beta\,m $$
 
 Every direction that the gradient has is learned at the same pace, not the strongest alone. :class:`torch.optim.Muon` takes
-matrices, one after another, and cannot be recorded; the layers of a DenseNet have a hundred small kernels. Here all kernels
+matrices alone, and is not in every torch that this library allows; a DenseNet has a hundred small kernels. Here all kernels
 of as many rows are one batch, and the iteration of Newton and Schulz runs on their Gram matrices, rows × rows, alone:
 $UV^\top = (MM^\top)^{-1/2} M$.
 
