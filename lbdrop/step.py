@@ -117,7 +117,7 @@ class Step:
     def site(self, use: _Use) -> estimators.Site:
         # The losses as this backward pass weighs them: loss scaling, accumulation, anything done to the result counts.
         n = self.losses.shape[0]
-        losses = (self.losses * self.weights * n).to(use.draw.z.dtype)
+        losses = (self.losses * self.weights).to(use.draw.z.dtype)
         axes = tuple(range(1, use.draw.z.dim()))
         if self.coupled:
             losses = losses.sum(1, keepdim=True)
@@ -127,7 +127,7 @@ class Step:
         if not self.coupled:
             shape[use.layer.batch_dim % (use.draw.z.dim() - 1) + 1] = losses.shape[1]
         # No slope: the mask is behind a step that cannot be differentiated, which does not matter to a loss difference.
-        slope = torch.zeros_like(use.draw.z) if use.slope is None else use.slope.to(use.draw.z.dtype) * n
+        slope = torch.zeros_like(use.draw.z) if use.slope is None else use.slope.to(use.draw.z.dtype)
         return estimators.Site(use.draw, use.keep, slope, losses.view(shape), lambda t: t.sum(axes, keepdim=True))
 
     def logit_gradients(self) -> list[Tensor]:
@@ -139,7 +139,8 @@ class Step:
             logit = use.layer.logit
             if logit.dim():
                 gradient = gradient.movedim(use.layer.unit_dim, -1).flatten(0, -2).sum(0)
-            gradients[id(logit)] += gradient.sum() if not logit.dim() else gradient
+            # A mask's loss has an n-th of the weight that the mean over masks has, and estimators want that.
+            gradients[id(logit)] += self.masks * (gradient.sum() if not logit.dim() else gradient)
         return [gradients[id(logit)] for logit in self.logits]
 
 

@@ -87,6 +87,17 @@ def test_gaussian_noise_has_mean_one_and_the_variance_of_its_rate_up_to_one() ->
         assert float(z.var()) == pytest.approx(variance, rel=0.02)
 
 
+def test_gaussian_noise_is_the_normal_quantile_of_its_uniforms_and_finite_at_both_ends() -> None:
+    """What torch.rand gives are multiples of 2⁻²⁴; the mirror image of 0 is 1."""
+    layer = GaussianDropout(1, 0.5)
+    uniforms = torch.tensor([1, 17_000, 2**22, 2**23, 15_000_000, 2**24 - 1]) * 2.0**-24
+    found = layer.mask_of(uniforms, 1).detach() - 1
+    torch.testing.assert_close(found.double(), torch.special.ndtri(uniforms.double()), rtol=0, atol=2e-6)
+    low, high = layer.mask_of(torch.tensor([0.0, 1.0]), 1).detach() - 1
+    assert low == -high
+    assert 5 < high < 6
+
+
 def test_gaussian_kl_follows_the_integral_it_approximates() -> None:
     """−KL = ½ log a − E log|ε| + const for ε ~ N(1, a) (Kingma et al. 2015): differences between two variances."""
     draws = torch.randn(2_000_000, dtype=torch.double)
