@@ -182,7 +182,8 @@ class Balanced:
             return self._under_noise(evaluation)
         self.first_epoch.note(evaluation, self.logits[0].device)
         if self.settled:
-            self._settle()
+            if self._moving or not self.ledger.settled:
+                self._settle()
             if self.examples is not None:
                 evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
             return self._under_noise(evaluation)

@@ -146,7 +146,7 @@ def refuse_infinite_output(mean: Tensor, model: nn.Module, call: Callable[[], An
 def finite_gradients(parameters: Iterable[Tensor]) -> Bool[Tensor, ""] | None:
     """Whether all gradients are finite, asked on the device; None where nothing is left to ask."""
     gradients = [g for p in parameters if (g := p.grad) is not None and not g.is_sparse]
-    if all(gradient.device.type == "cpu" for gradient in gradients):
+    if all(gradient.is_cpu for gradient in gradients):
         # Those of a small network in one tensor: there each question costs more than a copy.
         small = 0 < sum(gradient.numel() for gradient in gradients) <= SMALL
         if all(map(_surely_finite, [torch.cat([g.reshape(-1) for g in gradients])] if small else gradients)):
@@ -158,7 +158,7 @@ def finite_gradients(parameters: Iterable[Tensor]) -> Bool[Tensor, ""] | None:
 
 def _surely_finite(tensor: Tensor) -> bool:
     """Whether a tensor on the CPU is finite by the sign that is quickest there, its sum; one that overflows says nothing."""
-    return tensor.device.type == "cpu" and not tensor.is_complex() and math.isfinite(tensor.detach().sum())
+    return tensor.is_cpu and not tensor.is_complex() and math.isfinite(tensor.detach().sum())
 
 
 def bad_parameters(model: nn.Module, gradients: bool = False) -> list[str]:

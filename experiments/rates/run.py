@@ -128,8 +128,7 @@ def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Ada
     groups: Any = (
         lbdrop.parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
     )
-    # One kernel goes through a parameter once, where Adam's lines, one after another, go through it ten times.
-    optimizer = torch.optim.Adam(groups, lr=lr, fused=True)
+    optimizer = torch.optim.Adam(groups, lr=lr)
     # Rates slow down with the weights, as they do for anyone who puts a scheduler on the optimiser.
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
