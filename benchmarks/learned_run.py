@@ -39,12 +39,16 @@ def main(
     for name, epochs in (each.split(":") for each in tasks.split(",")):
         seconds: dict[str, list[float]] = {who: [] for who in WHO}
         for seed in range(repeats + 1):  # the first of each warms up, and is not counted
-            for who in WHO:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    record = run.run(TASKS[name], CONTESTANTS[who], seed % 3, folder=data, epochs=int(epochs))
-                seconds[who] += [record["seconds"]["cpu"]] if seed else []
-        # Of runs that follow each other: a machine may be quicker an hour, or ten seconds, later.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                both = [
+                    run.Training(TASKS[name], CONTESTANTS[who], seed % 3, folder=data, epochs=int(epochs))
+                    for who in WHO
+                ]
+                for _ in zip(*both, strict=True):  # epoch by epoch in turn: the machine may be quicker a second later
+                    pass
+            for who, training in zip(WHO, both, strict=True):
+                seconds[who] += [training.seconds["cpu"]] if seed else []
         ratio = statistics.median(tuned / fixed for fixed, tuned in zip(*(seconds[who] for who in WHO), strict=True))
         rows[name] = {"epochs": int(epochs), "seconds": seconds, "ratio": ratio}
         fixed = statistics.median(seconds[WHO[0]])

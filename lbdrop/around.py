@@ -72,8 +72,10 @@ class Around:
         self._layers.append(layer)
 
     # As a Drawer: masks at the shifted rates.
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
         if id(layer.logit) in self.quiet:
+            if self.masks == 1:
+                return None
             return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
         self.look(layer, shape[layer.batch_dim])
         return layer.draw(self.masks, shape, x, self.generator)

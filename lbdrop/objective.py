@@ -5,7 +5,6 @@ r"""From per-example losses to one loss whose backward pass serves weights and r
 over all masks drawn.
 """
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -80,10 +79,10 @@ class _Batch:
         if not batch:
             return self._losses
 
-        @functools.wraps(self._losses)
         def bound(model: nn.Module) -> Tensor:
             return self._losses(model, *batch)
 
+        bound.__wrapped__ = self._losses  # pyright: ignore[reportFunctionMemberAccess] — all of functools.wraps that is wanted
         return bound
 
 

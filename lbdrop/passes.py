@@ -39,13 +39,21 @@ class Drawer(Protocol):
         """Forget what was drawn: the passes start again."""
         ...
 
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        """The masks, (n, \\*shape). ``x`` is the layer's input, or (n, \\*input) where it depends on earlier masks."""
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
+        """The masks, (n, \\*shape). ``x`` is the layer's input, or (n, \\*input) where it depends on earlier masks.
+
+        Where one mask is wanted, ``None`` stands for its mean: the layer's deterministic pass.
+        """
         ...
 
     def seen(self, use: int, x: Tensor) -> None:
         """Another mask's input to the same use of a layer, where passes run one by one."""
         ...
+
+
+def _some(masks: Tensor | None) -> Tensor:
+    assert masks is not None, "of several masks each is drawn"
+    return masks
 
 
 # Whether a model needs replay, by which of its modules are in training mode: BatchNorm changes with it.
@@ -139,7 +147,7 @@ class _Lanes:
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         self.reached.add(layer)
         shape = layer.mask_shape(x)
-        return _Lane.apply(self.lane, x.detach(), lambda every: self.drawer.draw(layer, shape, every))
+        return _Lane.apply(self.lane, x.detach(), lambda every: _some(self.drawer.draw(layer, shape, every)))
 
 
 def _lanes(
@@ -167,9 +175,10 @@ class _Single:
         self.drawer = drawer
         self.reached: set[NoiseLayer] = set()
 
-    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         self.reached.add(layer)
-        return self.drawer.draw(layer, layer.mask_shape(x), x.detach())[0]
+        drawn = self.drawer.draw(layer, layer.mask_shape(x), x.detach())
+        return None if drawn is None else drawn[0]
 
 
 def _single(model: nn.Module, function: Callable[[], Output], drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
@@ -206,7 +215,7 @@ class _Replayed:
             self.reached.add(layer)
             use, self.uses = self.uses, self.uses + 1
             if use == len(self.stacks):
-                self.stacks.append(self.drawer.draw(layer, layer.mask_shape(x), x.detach()))
+                self.stacks.append(_some(self.drawer.draw(layer, layer.mask_shape(x), x.detach())))
             else:
                 self.drawer.seen(use, x.detach())
             mask = self.stacks[use][self.index]

@@ -202,4 +202,4 @@ def _losses(
         around = Around(logits, 0.0, quiet=quiet, generator=generator)
         with around.opened():
             found.append(evaluation.sampled(around, 1)[0].float())
-    return torch.stack(found).mean(0)
+    return found[0] if len(found) == 1 else torch.stack(found).mean(0)

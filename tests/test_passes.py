@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lbdrop import Bound, LearnableDropout, Objective, masks, passes, predict
+from lbdrop.around import Around
 from lbdrop.dropout import learned_layers
 
 
@@ -73,6 +74,18 @@ class _Given:
         return self.stack
 
     def seen(self, use: int, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("scale", ["inverted", "none", "alpha"])
+def test_quiet_rates_run_the_deterministic_pass_under_one_mask_as_under_several(scale) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), LearnableDropout(6, 0.4, scale=scale), nn.Linear(6, 3)).double()
+    logit, x = model[1].logit, torch.randn(5, 4, dtype=torch.double)
+    with masks.deterministic(model):
+        expected = model(x)
+    for count in (1, 3):
+        found, reached = passes.run(model, lambda: model(x), count, Around([logit], 0.0, masks=count, quiet=[logit]))
+        torch.testing.assert_close(found, expected.expand(count, 5, 3))
+        assert reached == {model[1]}
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.records import provenance, read_json, write_json
 from lbdrop.selftuning import EVERY
 
-__all__ = ["RESULTS", "by_earlier_rule", "kept", "read", "run", "settings", "shared", "write"]
+__all__ = ["RESULTS", "Training", "by_earlier_rule", "kept", "read", "run", "settings", "shared", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MASKS = 20
@@ -33,6 +33,57 @@ POINTS = 20
 """How many times rates are noted in the course of a run."""
 
 
+class Training:
+    """A run until it is measured; a seed has the same data, weights and batches for every contestant."""
+
+    def __init__(
+        self,
+        task: Task,
+        contestant: Contestant,
+        seed: int,
+        *,
+        folder: Path = DATA,
+        epochs: int | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        if torch.device(device).type == "cuda":
+            # TF32, as convolutions have by default: a catalogue's products take long without.
+            torch.set_float32_matmul_precision("high")
+        data = task.data(folder, seed).to(device)
+        if contestant.retrained:
+            data = data._replace(train=tuple(torch.cat(pair) for pair in zip(data.train, data.validation, strict=True)))
+        torch.manual_seed(seed)
+        self.task, self.data = task, data
+        self.model = contestant.model(task, data, device)
+        self.batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
+        self.epochs = epochs or task.epochs
+        steps = self.epochs * len(self.batches)
+        self.objective = contestant.objective(self.model, task, data, steps, torch.Generator().manual_seed(seed + 1))
+        self.optimizer, self.schedule = _optimizer(self.model, task.lr, steps)
+        if isinstance(self.objective, OneStep):
+            self.objective.follow(self.optimizer)
+        self.history = [{"epoch": 0, "rates": _means(self.model)}]
+        self.seconds = {"train": 0.0, "cpu": 0.0}
+
+    def __iter__(self) -> Iterator[int]:
+        """Train, and stop after every epoch; time that others take meanwhile is not counted."""
+        every = max(1, math.ceil(self.epochs / POINTS))
+        self.model.train()
+        for epoch in range(1, self.epochs + 1):
+            wall, cpu = time.perf_counter(), time.process_time()
+            for batch in self.batches:
+                loss = self.objective(self.task.losses, *batch)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.schedule.step()
+            if epoch % every == 0 or epoch == self.epochs:
+                self.history.append({"epoch": epoch, "rates": _means(self.model)})
+            self.seconds["train"] += time.perf_counter() - wall
+            self.seconds["cpu"] += time.process_time() - cpu
+            yield epoch
+
+
 def run(
     task: Task,
     contestant: Contestant,
@@ -42,36 +93,11 @@ def run(
     epochs: int | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
-    """Train one network and measure it; a seed has the same data, weights and batches for every contestant."""
-    if torch.device(device).type == "cuda":
-        # TF32, as convolutions have by default: a catalogue's products take long without.
-        torch.set_float32_matmul_precision("high")
-    data = task.data(folder, seed).to(device)
-    if contestant.retrained:
-        data = data._replace(train=tuple(torch.cat(pair) for pair in zip(data.train, data.validation, strict=True)))
-    torch.manual_seed(seed)
-    model = contestant.model(task, data, device)
-    batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
-    epochs = epochs or task.epochs
-    steps = epochs * len(batches)
-    objective = contestant.objective(model, task, data, steps, torch.Generator().manual_seed(seed + 1))
-    optimizer, schedule = _optimizer(model, task.lr, steps)
-    if isinstance(objective, OneStep):
-        objective.follow(optimizer)
-    every = max(1, math.ceil(epochs / POINTS))
-    history = [{"epoch": 0, "rates": _means(model)}]
-    wall, cpu = time.perf_counter(), time.process_time()
-    model.train()
-    for epoch in range(1, epochs + 1):
-        for batch in batches:
-            loss = objective(task.losses, *batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        if epoch % every == 0 or epoch == epochs:
-            history.append({"epoch": epoch, "rates": _means(model)})
-    seconds = {"train": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    """Train one network and measure it."""
+    training = Training(task, contestant, seed, folder=folder, epochs=epochs, device=device)
+    for _ in training:
+        pass
+    model, data, objective, epochs = training.model, training.data, training.objective, training.epochs
     model.eval()
     found = {part: _measures(task, model, pair, data.unit, seed)
              for part, pair in (("validation", data.validation), ("test", data.test))}  # fmt: skip
@@ -85,8 +111,8 @@ def run(
         "examples": {"train": len(data.train[0]), "validation": len(data.validation[0]), "test": len(data.test[0])},
         **found,
         "rates": _rates(model),
-        "history": history,
-        "seconds": seconds,
+        "history": training.history,
+        "seconds": training.seconds,
         "provenance": provenance(device),
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,18 @@ def test_rates_over_training_are_noted_at_no_more_than_twenty_points_beside_the_
     assert epochs[0] == 0
     assert epochs[-1] == 45
     assert len(epochs) <= run.POINTS + 1
+
+
+def test_training_stops_after_every_epoch_and_counts_none_of_the_time_of_others() -> None:
+    training = run.Training(TASKS["digits"], CONTESTANTS["fixed-0.1"], 0, epochs=2)
+    begin, waited = time.perf_counter(), 0.0
+    for epoch in training:
+        assert training.history[-1]["epoch"] == epoch
+        since = time.perf_counter()
+        time.sleep(0.2)
+        waited += time.perf_counter() - since
+    assert epoch == 2
+    assert 0 < training.seconds["train"] <= time.perf_counter() - begin - waited
 
 
 def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
