@@ -198,9 +198,9 @@ class Balanced:
         ledger.steps += 1
         due = ledger.steps % (min(self.every, EVERY_EARLY) if early else self.every) == 0
         if due and ledger.steps not in self.first_epoch:
-            self._compare(evaluation)
+            odds = self._compare(evaluation)
             useless = not (ledger.judged or self._early) and self._judge()
-            self._move()
+            self._move(odds)
             if useless:
                 self._settle(off=True)
         if ledger.steps >= self.settles:  # beyond, where a run taken up again was made shorter
@@ -231,8 +231,11 @@ class Balanced:
 
     # ------------------------------------------------------------------------------------------------------ one look
 
-    def _compare(self, evaluation: Evaluation) -> None:
-        """What noise costs, all of it and that of some layers alone, and what over-fitting takes, of these examples."""
+    def _compare(self, evaluation: Evaluation) -> Float[Tensor, "rates"]:
+        """What noise costs, all of it and that of some layers alone, and what over-fitting takes, of these examples.
+
+        Returns the odds at which that was compared.
+        """
         ledger, moving = self.ledger, [rate for rate, logit in enumerate(self.logits) if logit.requires_grad]
         held_out = self._held_out_losses(evaluation, self.held_out.next())
         self.last_held_out = held_out.mean()
@@ -260,6 +263,7 @@ class Balanced:
         ledger.alone = torch.where(finite, alone, ledger.alone)
         for units, price in zip(self._unit_prices.values(), prices, strict=True):
             units.add(price, 1 - 1 / self.window, finite)
+        return odds
 
     def _plain(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch"], list[Tensor]]:
         """Each example's loss without dropout, and what each unit costs where units have rates of their own."""
@@ -269,9 +273,9 @@ class Balanced:
             with recurrent_by_hand(self.model), still(self.logits):
                 return priced(evaluation, several)
 
-    def _move(self) -> None:
+    def _move(self, odds: Float[Tensor, "rates"]) -> None:
         """All rates, to where their noise costs what it should; keeps no GPU waiting."""
-        ledger, odds = self.ledger, self._odds()
+        ledger = self.ledger
         moving = [rate for rate, logit in enumerate(self.logits) if logit.requires_grad]
         now = odds[moving]
         (cost, error), (taken, _) = balance.cost_and_taken(ledger.compared, now.sum(), trial.harder(ledger.shift))

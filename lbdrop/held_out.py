@@ -80,7 +80,7 @@ class HeldOut:
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
         leaves, form = _flat(batch)
-        self._owed += size_of(batch) * self._count / (self._count + examples)
+        self._owed += _size(leaves) * self._count / (self._count + examples)
         count = int(self._owed)
         if not count:
             return batch
@@ -101,7 +101,7 @@ class HeldOut:
 
     def _taken(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
-        while not self._rest or size_of(self._rest) - self._given < count:
+        while not self._rest or _size(self._rest) - self._given < count:
             more, theirs = _flat(self.next())
             if theirs != form:
                 raise TypeError(f"{len(more)} tensors that are held otherwise than those of training")
@@ -150,7 +150,11 @@ def _flat(batch: Any) -> tuple[list[Any], Any]:
 
 def size_of(batch: Any) -> int:
     """How many examples a batch has."""
-    found = next((leaf for leaf in _flat(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()), None)
+    return _size(_flat(batch)[0])
+
+
+def _size(leaves: list[Any]) -> int:
+    found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
     if found is None:
         raise DropoutError("held_out: want batches of tensors, got none in one; pass examples=None to keep them out")
     return len(found)

@@ -16,7 +16,7 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -25,22 +25,29 @@ from torch import Tensor, nn
 from lbdrop.dropout import MaskSource, NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 
-__all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use"]
+__all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use", "use_in"]
 
 
 @contextmanager
 def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
     """Every learned dropout of ``model`` takes its masks from ``source``; afterwards from where it did before."""
-    # Written past nn.Module, which would look first whether a source is a parameter: longer than a small layer takes to run.
-    layers = [vars(layer) for layer in noise_layers(model).values()]
-    before = [layer["source"] for layer in layers]
+    with use_in(noise_layers(model).values(), source):
+        yield
+
+
+@contextmanager
+def use_in(layers: Iterable[NoiseLayer], source: MaskSource) -> Iterator[None]:
+    """The same for layers that are known: to look for them takes longer than a small one to run."""
+    # Written past nn.Module, which would look first whether a source is a parameter, and take as long.
+    states = [vars(layer) for layer in layers]
+    before = [state["source"] for state in states]
     try:
-        for layer in layers:
-            layer["source"] = source
+        for state in states:
+            state["source"] = source
         yield
     finally:
-        for layer, source_before in zip(layers, before, strict=True):
-            layer["source"] = source_before
+        for state, source_before in zip(states, before, strict=True):
+            state["source"] = source_before
 
 
 class _Drawn:

@@ -239,7 +239,7 @@ class Objective:
             return result
 
         if self._looked_at:
-            result, reached = run(self.core, one, masks, drawer)
+            result, _ = run(self.core, one, masks, drawer, self.layers.values())
         else:
             with functional_dropout(self.core, self.unreached):
                 result, reached = run(self.core, one, masks, drawer)

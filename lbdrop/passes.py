@@ -11,7 +11,7 @@ Two engines, the second where the first cannot go:
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lbdrop.dropout import NoiseLayer
+from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.masks import use
+from lbdrop.masks import use, use_in
 from lbdrop.precision import lane_autocast
 
 __all__ = ["Drawer", "run"]
@@ -60,13 +60,19 @@ def _some(masks: Tensor | None) -> Tensor:
 _needs_replay: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], bool]] = WeakKeyDictionary()
 
 
-def run(model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
-    """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks.
+def run(
+    model: nn.Module,
+    function: Callable[[], Output],
+    masks: int,
+    drawer: Drawer,
+    layers: Iterable[NoiseLayer] | None = None,
+) -> tuple[Output, set[NoiseLayer]]:
+    """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks; of all layers, where none are given.
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
     """
     if masks == 1:
-        return _single(model, function, drawer)
+        return _single(noise_layers(model).values() if layers is None else layers, function, drawer)
     known = _needs_replay.setdefault(model, {})
     mode = tuple(module.training for module in model.modules())
     if mode in known:
@@ -181,10 +187,12 @@ class _Single:
         return None if drawn is None else drawn[0]
 
 
-def _single(model: nn.Module, function: Callable[[], Output], drawer: Drawer) -> tuple[Output, set[NoiseLayer]]:
+def _single(
+    layers: Iterable[NoiseLayer], function: Callable[[], Output], drawer: Drawer
+) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     source = _Single(drawer)
-    with use(model, source):
+    with use_in(layers, source):
         output = function()
 
     def lead(value: Any) -> Any:
