@@ -7,7 +7,7 @@ over all masks drawn.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class _Batch:
 
     def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
         bound = self._bound(self._batch)
-        result = self._objective.run(bound, masks, drawer)
+        result = self._objective.run(bound, masks, drawer, self._objective.layers.values())
         self._objective.watch.losses(result, bound)
         return result
 
@@ -229,8 +229,14 @@ class Objective:
         step.release()
         return result
 
-    def run(self, losses: Callable[[nn.Module], Tensor], masks: int, drawer: Drawer) -> Float[Tensor, "masks batch"]:
-        """The losses under each mask; the first time with a look at what the pass goes around."""
+    def run(
+        self,
+        losses: Callable[[nn.Module], Tensor],
+        masks: int,
+        drawer: Drawer,
+        layers: Collection[NoiseLayer] | None = None,
+    ) -> Float[Tensor, "masks batch"]:
+        """The losses under each mask, of all layers unless told; the first time with a look at what the pass goes around."""
 
         def one() -> Tensor:
             result = losses(self.core)
@@ -239,7 +245,7 @@ class Objective:
             return result
 
         if self._looked_at:
-            result, _ = run(self.core, one, masks, drawer, self.layers.values())
+            result, _ = run(self.core, one, masks, drawer, layers)
         else:
             with functional_dropout(self.core, self.unreached):
                 result, reached = run(self.core, one, masks, drawer)

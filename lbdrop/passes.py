@@ -11,7 +11,7 @@ Two engines, the second where the first cannot go:
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.masks import use, use_in
+from lbdrop.masks import use_in
 from lbdrop.precision import lane_autocast
 
 __all__ = ["Drawer", "run"]
@@ -65,22 +65,23 @@ def run(
     function: Callable[[], Output],
     masks: int,
     drawer: Drawer,
-    layers: Iterable[NoiseLayer] | None = None,
+    layers: Collection[NoiseLayer] | None = None,
 ) -> tuple[Output, set[NoiseLayer]]:
-    """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks; of all layers, where none are given.
+    """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks of these layers, by default all it has.
 
     Returns its tensors with a leading axis over the masks, and the layers that took part.
     """
+    layers = noise_layers(model).values() if layers is None else layers
     if masks == 1:
-        return _single(noise_layers(model).values() if layers is None else layers, function, drawer)
+        return _single(layers, function, drawer)
     known = _needs_replay.setdefault(model, {})
     mode = tuple(module.training for module in model.modules())
     if mode in known:
-        return (_replay if known[mode] else _lanes)(model, function, masks, drawer)
+        return (_replay if known[mode] else _lanes)(layers, function, masks, drawer)
     # A first try may stop half way, or leave tensors that live under vmap alone on the model: neither must stay.
     before = _State(model)
     try:
-        result = _lanes(model, function, masks, drawer)
+        result = _lanes(layers, function, masks, drawer)
         known[mode] = before.holds_lanes(model)
         if not known[mode]:
             return result
@@ -92,7 +93,7 @@ def run(
         known[mode] = True
     before.restore(model)
     try:
-        return _replay(model, function, masks, drawer)
+        return _replay(layers, function, masks, drawer)
     except BaseException:
         del known[mode]  # a mistake of the user's, raised as it is: nothing has been learned of the model
         raise
@@ -157,7 +158,7 @@ class _Lanes:
 
 
 def _lanes(
-    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
+    layers: Collection[NoiseLayer], function: Callable[[], Output], masks: int, drawer: Drawer
 ) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     source = _Lanes(drawer)
@@ -166,7 +167,7 @@ def _lanes(
         source.lane = lane
         return function()
 
-    with use(model, source), warnings.catch_warnings(), lane_autocast():
+    with use_in(layers, source), warnings.catch_warnings(), lane_autocast():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         return torch.func.vmap(one, randomness="same")(torch.arange(masks)), source.reached
 
@@ -188,7 +189,7 @@ class _Single:
 
 
 def _single(
-    layers: Iterable[NoiseLayer], function: Callable[[], Output], drawer: Drawer
+    layers: Collection[NoiseLayer], function: Callable[[], Output], drawer: Drawer
 ) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     source = _Single(drawer)
@@ -316,13 +317,13 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _replay(
-    model: nn.Module, function: Callable[[], Output], masks: int, drawer: Drawer
+    layers: Collection[NoiseLayer], function: Callable[[], Output], masks: int, drawer: Drawer
 ) -> tuple[Output, set[NoiseLayer]]:
     drawer.begin()
     tape = _Tape()
     source = _Replayed(drawer, tape)
     outputs = []
-    with use(model, source):
+    with use_in(layers, source):
         for index in range(masks):
             source.begin(index)
             with tape:
