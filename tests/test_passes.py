@@ -241,3 +241,28 @@ def test_a_derivative_inside_a_pass_is_that_of_each_mask(taken: Callable[..., Te
     for mask, each in zip(stack, found, strict=True):
         with masks.fixed(model, {"drop": mask}):
             torch.testing.assert_close(each, taken(model, x, v))
+
+
+class Two(nn.Module):
+    def __init__(self, recurrent: bool) -> None:
+        super().__init__()
+        self.one, self.other = LearnableDropout(6, 0.4), LearnableDropout(6, 0.4)
+        self.rnn = nn.GRU(6, 6, batch_first=True) if recurrent else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.other(torch.tanh(self.one(x)))
+        return x if self.rnn is None else self.rnn(x[:, None])[0][:, 0]
+
+
+@pytest.mark.parametrize(("count", "recurrent"), [(1, False), (3, False), (3, True)], ids=["single", "lanes", "replay"])
+def test_a_pass_gives_masks_to_the_layers_it_is_told_and_to_no_other(count: int, recurrent: bool) -> None:
+    model, x = Two(recurrent).double().eval(), torch.randn(5, 6, dtype=torch.double)
+    z = (torch.rand(count, 5, 6) < 0.6).double()
+    for _ in range(2):  # the first pass may try one engine and take the other
+        found, reached = passes.run(model, lambda: model(x), count, _Given(z), [model.one])
+        assert reached == {model.one}
+        for mask, output in zip(z, found, strict=True):
+            with masks.fixed(model, {"one": mask}):  # the other layer runs its deterministic pass
+                torch.testing.assert_close(output, model(x))
+    if count > 1:
+        assert list(passes._needs_replay[model].values()) == [recurrent]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lbdrop import LearnableDropout, Objective, passes, predict
+from lbdrop.dropout import noise_layers
 from lbdrop.models import dense
 from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, Plan, _Block
 from lbdrop.predict import _Independent
@@ -73,12 +74,13 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.usefixtures("fast")
 def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
     model, x = small(), torch.rand(2, 3, 64, 70)
+    layers = noise_layers(model).values()
     with torch.no_grad():
         for _ in range(50):
             model(torch.rand(4, 3, 64, 70))  # running statistics move
         model.eval().up[0].conv.weight.mul_(100)  # or masks of so few pixels would be hard to see
         together, one_by_one = (
-            engine(model, lambda: model(x), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
+            engine(layers, lambda: model(x), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
             for engine in (passes._lanes, passes._replay)
         )
     torch.testing.assert_close(together, one_by_one, rtol=1e-3, atol=1e-4)

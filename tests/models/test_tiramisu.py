@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lbdrop import DropoutError, LearnableDropout, Objective, Predictive, passes, predict
+from lbdrop.dropout import noise_layers
 from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, Plan, batch_statistics
 from lbdrop.passes import _lanes, _replay
 from lbdrop.predict import _Independent
@@ -216,10 +217,10 @@ def test_normalisation_in_eval_mode_is_torchs() -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_masks_that_run_together_say_what_they_say_one_by_one(own: bool) -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout).eval()
-    image = torch.rand(1, 3, 64, 70)
+    image, layers = torch.rand(1, 3, 64, 70), noise_layers(model).values()
     with batch_statistics(model) if own else nullcontext(), torch.no_grad():
         together, one_by_one = (
-            engine(model, lambda: model(image), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
+            engine(layers, lambda: model(image), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
             for engine in (_lanes, _replay)
         )
     assert torch.allclose(together, one_by_one, atol=1e-4)
@@ -240,9 +241,10 @@ def test_under_autocast_masks_still_run_together_and_say_the_same(own: bool, mon
     model = FCDenseNet(56, plan=TINY, dropout=strong).to(memory_format=torch.channels_last).eval()
     image = torch.rand(2, 3, 40, 50).contiguous(memory_format=torch.channels_last)
     one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    layers = noise_layers(model).values()
     with torch.autocast("cpu", dtype=torch.bfloat16), batch_statistics(model) if own else nullcontext():
         with torch.no_grad():
-            one_by_one = Predictive.of(_replay(model, lambda: model(image), 3, _Independent(3, one))[0])
+            one_by_one = Predictive.of(_replay(layers, lambda: model(image), 3, _Independent(3, one))[0])
         monkeypatch.setattr(passes, "_replay", None)
         with Convolutions() as ran:
             together = predict(model, image, samples=3, generator=other)
