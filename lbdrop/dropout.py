@@ -231,8 +231,9 @@ class NoiseLayer(nn.Module):
         """The keep rates, to broadcast against a tensor of ``dims`` axes; each example's own while a rule looks around."""
         if self.offsets is None:
             # A plain call has no estimator behind it: half of a gradient would be worse than none.
-            keep = self.keep.detach() if self.estimated and self.source is None else self.keep
-            return self.spread(keep, dims)
+            # Detached before the sigmoid: a recomputed checkpoint has to save what the objective's own pass saved.
+            plain = self.estimated and self.source is None
+            return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
         if self.kept is None or self.kept[0] is not self.offsets or self.kept[1].dim() != dims:
             shape = [1] * dims
             shape[self.batch_dim] = len(self.offsets)

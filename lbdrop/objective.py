@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lbdrop import estimators, processes
 from lbdrop.balanced import Balanced
+from lbdrop.checkpointing import checkpoints_explained
 from lbdrop.dropout import NoiseLayer, hold_in_range, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.finite import Watch
@@ -296,7 +297,8 @@ class Objective:
             getattr(inspect.unwrap(losses), "__code__", None),
         )
         if mode not in self._coupled_in:
-            self._coupled_in[mode] = coupled = step.couples(result)
+            with checkpoints_explained():
+                self._coupled_in[mode] = coupled = step.couples(result)
             shared = [name for name, m in self.core.named_modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
             if coupled and shared and processes.count() > 1:
                 raise DropoutError(

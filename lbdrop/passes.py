@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from lbdrop.checkpointing import refuse_checkpoint
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.masks import use_in
@@ -34,6 +35,11 @@ Output = TypeVar("Output")
 @runtime_checkable
 class Drawer(Protocol):
     """Draws all masks of one use of a layer at once."""
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """What masks are drawn by; ``None`` for the global random state."""
+        ...
 
     def begin(self) -> None:
         """Forget what was drawn: the passes start again."""
@@ -149,9 +155,11 @@ class _Lanes:
     def __init__(self, drawer: Drawer):
         self.drawer = drawer
         self.reached: set[NoiseLayer] = set()
+        self.grad_enabled = torch.is_grad_enabled()
         self.lane: Tensor
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+        refuse_checkpoint(self.grad_enabled)
         self.reached.add(layer)
         shape = layer.mask_shape(x)
         return _Lane.apply(self.lane, x.detach(), lambda every: _some(self.drawer.draw(layer, shape, every)))
@@ -181,8 +189,11 @@ class _Single:
     def __init__(self, drawer: Drawer):
         self.drawer = drawer
         self.reached: set[NoiseLayer] = set()
+        # One mask of the global random state is drawn again by itself when a block is recomputed.
+        self.grad_enabled = torch.is_grad_enabled() and drawer.generator is not None
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
+        refuse_checkpoint(self.grad_enabled)
         self.reached.add(layer)
         drawn = self.drawer.draw(layer, layer.mask_shape(x), x.detach())
         return None if drawn is None else drawn[0]
@@ -212,6 +223,7 @@ class _Replayed:
         self.tape = tape
         self.reached: set[NoiseLayer] = set()
         self.stacks: list[Tensor] = []
+        self.grad_enabled = torch.is_grad_enabled()
         self.index = 0
         self.uses = 0
 
@@ -221,6 +233,7 @@ class _Replayed:
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         with self.tape.paused():
+            refuse_checkpoint(self.grad_enabled)
             self.reached.add(layer)
             use, self.uses = self.uses, self.uses + 1
             if use == len(self.stacks):

@@ -96,6 +96,7 @@ class _Means:
 
     def __init__(self, logits: Sequence[Tensor]):
         self.logits = {id(logit) for logit in logits}
+        self.generator: torch.Generator | None = None
         self.begin()
 
     def begin(self) -> None:

@@ -65,6 +65,8 @@ MODELS: list[Callable[[], Skip]] = [Skip, InPlace, Branching, Recurrent, Normed]
 class _Given:
     """Hands out masks made beforehand."""
 
+    generator: torch.Generator | None = None
+
     def __init__(self, stack: Tensor):
         self.stack = stack
 
@@ -218,6 +220,8 @@ def test_a_mistake_in_the_loss_is_shown_as_it_is() -> None:
 
 class _Known:
     """Gives masks that are there already."""
+
+    generator: torch.Generator | None = None
 
     def __init__(self, stack: Tensor):
         self.stack = stack

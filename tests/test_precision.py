@@ -81,6 +81,8 @@ def lanes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Kept:
     """Draws masks, and gives those of one pass again as a source of masks."""
 
+    generator: torch.Generator | None = None
+
     def __init__(self, count: int):
         self.count, self.stacks = count, list[Tensor]()
         self.index = self.use = 0
