@@ -12,6 +12,13 @@ from lbdrop.errors import DropoutError
 __all__ = ["attention_modules", "reaches", "route_attention", "unroute_attention"]
 
 NAME = "lbdrop"
+# Arguments of a model's attention call that change nothing in the sums below: what a mask says already, what fused kernels or
+# the layers around want to know. Any other may change what is computed, and is refused.
+WITHOUT_EFFECT = {
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cu_seqlens", "is_causal", "max_length_k", "max_length_q",
+    "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits", "position_embeddings",
+    "position_ids", "return_dict", "sliding_window", "use_cache",
+}  # fmt: skip
 
 
 class Attention(NamedTuple):
@@ -111,9 +118,16 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention step by step, its weights dropped by the module's learned rate."""
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in WITHOUT_EFFECT)
+    if unknown:
+        raise DropoutError(
+            f"{type(module).__name__}: want attention by scores, mask and softmax alone, got {', '.join(unknown)} too, which"
+            " its learned dropout would leave out and so change the model; set the config's attention dropout to 0 before"
+            " the model is made, then lbdrop.convert(model) learns its other dropouts"
+        )
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
