@@ -39,12 +39,15 @@ from lbdrop.records import read_json
 
 __all__ = ["Saved", "check_place", "read", "rebuild", "write"]
 
-FORMAT = 1
+KIND, FORMAT = "lbdrop recommender", 1
 MASKS = 10_000
 """More are averaged by nobody; a file that says so would keep a machine busy for ever."""
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
     "model.json", "weights.safetensors", "items.parquet", "histories.safetensors", "users.parquet"
 )  # fmt: skip
+FILES = {HEADER, WEIGHTS, ITEMS, HISTORIES, USERS}
+EARLIER = {"format", "method", "settings", "seed", "library", "items", "users"}
+"""What the header of a model without a marker has."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -60,15 +63,36 @@ class Saved(NamedTuple):
 
 
 def check_place(folder: Path) -> None:
-    """An error where a model cannot be written, told before the work of fitting one."""
-    if folder.exists() and not (folder / HEADER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    """An error where a model cannot be written, told before the work of fitting one.
+
+    A model takes the place of an empty folder, or of a saved model with nothing beside it: nobody else's file is ever removed.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir() or not _is_model(folder / HEADER):
         raise DropoutError(f"{folder}: want a new or empty folder or a saved model, got something else; choose another")
+    others = sorted({each.name for each in folder.iterdir()} - FILES)
+    if others:
+        raise DropoutError(
+            f"{folder}: want a saved model alone, got {', '.join(others[:4])} beside it, which would be lost; move"
+            f" {'it' if len(others) == 1 else 'them'} elsewhere, or choose another folder"
+        )
+
+
+def _is_model(header: Path) -> bool:
+    """Whether a file is the header of a model of ours: by what it says, never by its name, which others use too."""
+    try:
+        found = read_json(header)
+    except (DropoutError, OSError):
+        return False
+    # Models of earlier versions have no marker, but all of these.
+    return isinstance(found, dict) and (found.get("kind") == KIND or found.keys() >= EARLIER)
 
 
 def write(folder: Path, saved: Saved) -> None:
     """Write the folder beside its place and rename it; a folder that holds something else is left alone."""
     check_place(folder)
-    header = {"format": FORMAT, **saved.header}
+    header = {"kind": KIND, "format": FORMAT, **saved.header}
     text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
     with replacing(folder) as beside:
         beside.mkdir()

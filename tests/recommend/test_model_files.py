@@ -67,12 +67,41 @@ def test_every_method_can_be_saved_and_loaded_after_an_epoch(tmp_path: Path) -> 
         assert Recommender.load(tmp_path / name).recommend([0, 1], k=3).equals(model.recommend([0, 1], k=3)), name
 
 
+@pytest.mark.parametrize("header", ['{"format": "layers-model", "modelTopology": {}}', "{}", "[1]", "not JSON", ""])
+def test_folder_with_a_foreign_model_json_is_never_replaced(
+    models: dict[str, Recommender], tmp_path: Path, header: str
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "model.json").write_text(header)  # TensorFlow.js names its models so
+    (site / "app.ts").write_text("years of work")
+    with pytest.raises(DropoutError, match="got something else"):
+        models["ease"].save(site)
+    assert (site / "model.json").read_text() == header
+    assert (site / "app.ts").read_text() == "years of work"
+
+
+def test_saved_model_without_a_marker_is_replaced_as_before(models: dict[str, Recommender], tmp_path: Path) -> None:
+    models["ease"].save(tmp_path / "model")
+    header = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert header.pop("kind") == "lbdrop recommender"
+    (tmp_path / "model" / "model.json").write_text(json.dumps(header))  # as earlier versions wrote it
+    assert "ease" in repr(Recommender.load(tmp_path / "model"))
+    models["popularity"].save(tmp_path / "model")
+    assert "popularity" in repr(Recommender.load(tmp_path / "model"))
+
+
 def test_a_model_is_replaced_whole_and_other_folders_are_left_alone(
     models: dict[str, Recommender], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models["ease"].save(tmp_path / "model")
     models["popularity"].save(tmp_path / "model")
     assert "popularity" in repr(Recommender.load(tmp_path / "model"))
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(DropoutError, match="got notes.txt beside it"):
+        models["ease"].save(tmp_path / "model")
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    (tmp_path / "model" / "notes.txt").unlink()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(DropoutError, match="got something else"):
