@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from lbdrop.records import provenance, write_json
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["expected", "main", "peak_bytes", "prepare", "score", "summary", "train", "write_parts"]
 

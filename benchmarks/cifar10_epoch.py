@@ -15,12 +15,12 @@ from rich.console import Console
 from torch import nn
 
 from experiments.cifar10 import recipes
+from experiments.networks.vgg import VGG
+from experiments.vision.batches import Batches
+from experiments.vision.cifar10 import load
+from experiments.vision.train import Schedule, fit
 from lbdrop import Objective
-from lbdrop.models.vgg import VGG
-from lbdrop.records import provenance, write_json
-from lbdrop.vision.batches import Batches
-from lbdrop.vision.cifar10 import load
-from lbdrop.vision.train import Schedule, fit
+from lbdrop.io.records import provenance, write_json
 
 PLAIN = "plain loop, nn.Dropout"
 

@@ -1,8 +1,8 @@
 """A training step of FC-DenseNet103 whose dense blocks are one operation each, beside layers one by one, in one run.
 
 Claim: at most three quarters of the time. A block's features lie where they are read and are normalised by statistics that
-are made once (:mod:`lbdrop.models.dense`). Both steps are recorded as CUDA graphs and replayed, so no memory is measured: it is
-taken when a graph is recorded.
+are made once (:mod:`experiments.networks.dense`). Both steps are recorded as CUDA graphs and replayed, so no memory is
+measured: it is taken when a graph is recorded.
 Run: ``python -m benchmarks.dense_step`` on a GPU.
 """
 
@@ -17,10 +17,10 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.overhead import measure
-from lbdrop.models import dense
-from lbdrop.models.tiramisu import FCDenseNet
-from lbdrop.records import provenance, write_json
-from lbdrop.vision.segment import WARM_UP, Recorded, image_losses
+from experiments.networks import dense
+from experiments.networks.tiramisu import FCDenseNet
+from experiments.vision.segment import WARM_UP, Recorded, image_losses
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["difference", "main"]
 

@@ -34,8 +34,8 @@ import typer
 from typer.testing import CliRunner
 
 from lbdrop.cli import app
+from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import histories, streaming
-from lbdrop.records import provenance, write_json
 
 __all__ = ["main"]
 

@@ -33,7 +33,7 @@ from benchmarks.fuzz_changes import CANARY, Files
 from benchmarks.fuzz_containers import changes
 from benchmarks.fuzz_images import VISION
 from benchmarks.fuzz_inputs import RECOMMENDER, Contents, outcome
-from lbdrop.records import provenance, write_json
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["READERS", "campaign", "check", "settled"]
 

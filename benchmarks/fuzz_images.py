@@ -20,7 +20,7 @@ __all__ = ["VISION"]
 @cache
 def cifar10() -> dict[str, Any]:
     """A release of ten training images and three for the test, in every format."""
-    from lbdrop.vision.cifar10 import FILES, OFFICIAL, Release
+    from experiments.vision.cifar10 import FILES, OFFICIAL, Release
 
     pixels = np.random.default_rng(0).integers(0, 256, (13, 3072), dtype=np.uint8)
     labels = np.arange(13) % 10
@@ -37,7 +37,7 @@ def cifar10() -> dict[str, Any]:
 
 
 def cifar10_read(at: Path) -> None:
-    from lbdrop.vision.cifar10 import load
+    from experiments.vision.cifar10 import load
 
     load(at, download=False, release=cifar10()["release"])
 
@@ -50,7 +50,7 @@ def cifar10_archive() -> Contents:
 
 def cifar10_archive_read(at: Path) -> None:
     """As if the checksum were the official one, so that what is behind it is read."""
-    from lbdrop.vision.cifar10 import load
+    from experiments.vision.cifar10 import load
 
     path, release = at / "cifar-10-binary.tar.gz", cifar10()["release"]
     found = replace(release.archives[0], md5=hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
@@ -70,13 +70,13 @@ def tiny_imagenet() -> Contents:
 
 
 def tiny_imagenet_read(at: Path) -> None:
-    from lbdrop.vision.tiny_imagenet import load
+    from experiments.vision.tiny_imagenet import load
 
     load(at, count=2)
 
 
 def cached_read(at: Path) -> None:
-    from lbdrop.vision.tiny_imagenet import load_cached
+    from experiments.vision.tiny_imagenet import load_cached
 
     load_cached(at / "cache.npz")
 
@@ -97,7 +97,7 @@ def vgg_read(name: str) -> Callable[[Path], None]:
     def read(at: Path) -> None:
         import torch
 
-        from lbdrop.models.vgg import VGG
+        from experiments.networks.vgg import VGG
 
         with torch.device("meta"):
             VGG(11, classes=2, width=4, pool=1).load(at / name)
@@ -137,14 +137,14 @@ def camvid() -> Contents:
 
 
 def camvid_read(at: Path) -> None:
-    from lbdrop.vision.camvid import load
+    from experiments.vision.camvid import load
 
     load(at)
 
 
 def camvid_runs() -> Contents:
     """A record as ``lbdrop reproduce camvid`` writes it, and what its page shows of scenes."""
-    from lbdrop.vision.camvid import CLASSES
+    from experiments.vision.camvid import CLASSES
 
     scores = dict.fromkeys(("accuracy", "mean_iou", "nll", "brier", "ece", "pavpu_mean_entropy", "pavpu_sweep"), 0.5)
     record = {

@@ -242,7 +242,8 @@ def records(folder: str, *names: str) -> Callable[[], Contents]:
 @cache
 def demonstrated() -> Contents:
     """What ``lbdrop demo --quick`` writes, with one seed and one epoch."""
-    from lbdrop import demo, demo_shop
+    from experiments.demo import run as demo
+    from experiments.demo import shop as demo_shop
 
     result = demo.run(replace(demo.Settings.quick(), seeds=1, epochs=1, strengths=(1.0,)))
     result |= {"shop": demo_shop.run(demo_shop.ShopSettings.quick())}

@@ -22,8 +22,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop.models.vgg import VGG
-from lbdrop.records import provenance, write_json
+from experiments.networks.vgg import VGG
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["main"]
 

@@ -15,12 +15,12 @@ import torch
 import typer
 from rich.console import Console
 
-from lbdrop import processes
+from lbdrop.guards import processes
+from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend.loop import Loop, launch
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.settings import Settings, method
 from lbdrop.recommend.vae import VAE
-from lbdrop.records import provenance, write_json
 
 RESULTS = Path(__file__).parent / "results"
 

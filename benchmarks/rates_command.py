@@ -17,7 +17,7 @@ from rich.console import Console
 
 from experiments.rates import pool, run
 from experiments.rates.contestants import CONTESTANTS
-from lbdrop.records import provenance, write_json
+from lbdrop.io.records import provenance, write_json
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 5

@@ -26,9 +26,9 @@ import torch
 import typer
 from rich.console import Console
 
+from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import Recommender, streaming
 from lbdrop.recommend.shop import generate_shop
-from lbdrop.records import provenance, write_json
 
 __all__ = ["cluster_of", "main"]
 

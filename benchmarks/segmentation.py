@@ -16,8 +16,8 @@ from torch import nn
 
 import lbdrop
 from benchmarks.overhead import measure, table
-from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, batch_statistics
-from lbdrop.records import provenance, write_json
+from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, batch_statistics
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["compare", "main"]
 

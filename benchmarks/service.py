@@ -29,10 +29,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.prepared import load_prepared
 from lbdrop.recommend.shop import generate_shop
-from lbdrop.records import provenance, write_json
 
 __all__ = ["main"]
 

@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.variance_findings import HISTORY, RATIOS, SCALES, claim, findings, overall, summarise
 from benchmarks.variance_measures import bias, measure, total_variance
 from benchmarks.variance_steps import Settings
-from lbdrop.records import provenance, write_json
+from lbdrop.io.records import provenance, write_json
 
 __all__ = ["Settings", "bias", "findings", "main", "run", "summarise", "tables", "total_variance"]
 

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
-from lbdrop.indicator import indicator
-from lbdrop.ledger import Ledger
-from lbdrop.priors import bernoulli_kl, gaussian_kl
-from lbdrop.response import Response
-from lbdrop.slopes import Slopes
-from lbdrop.unit_prices import UnitPrices
+from lbdrop.rules.ledger import Ledger
+from lbdrop.rules.priors import bernoulli_kl, gaussian_kl
+from lbdrop.rules.response import Response
+from lbdrop.rules.slopes import Slopes
+from lbdrop.rules.unit_prices import UnitPrices
 
 __all__ = [
     "LearnableDropout",
@@ -120,7 +120,7 @@ class NoiseLayer(nn.Module):
         self.scale: Scale = scale
         self.generator = generator
         self.source: MaskSource | None = None
-        # Only while a rule looks around (lbdrop.selftuning): each example's offsets to the logits of all rates of the model,
+        # Only while a rule looks around: each example's offsets to the logits of all rates of the model,
         # which of them is this layer's, and how the units answer.
         self.offsets: Float[Tensor, "batch rates"] | None = None
         self.kept: tuple[Tensor, Tensor] | None = None  # the keep rates at some offsets, wanted by a mask and its scale

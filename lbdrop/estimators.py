@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
-from lbdrop.indicator import indicator
 
 __all__ = [
     "Draw",

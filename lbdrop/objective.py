@@ -1,8 +1,8 @@
 r"""From per-example losses to one loss whose backward pass serves weights and rates together.
 
 :class:`Objective` runs the model under the estimator's masks and checks what comes back; *how* rates are learned is a
-:class:`lbdrop.rules.Rule`, and how their gradients come about :mod:`lbdrop.step`. Weights get theirs by autograd, averaged
-over all masks drawn.
+:class:`lbdrop.rules.bound.Rule`, and how their gradients come about :mod:`lbdrop.step`. Weights get theirs by autograd,
+averaged over all masks drawn.
 """
 
 import inspect
@@ -16,16 +16,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop import estimators, processes
-from lbdrop.balanced import Balanced
-from lbdrop.checkpointing import checkpoints_explained
+from lbdrop import estimators
 from lbdrop.dropout import NoiseLayer, hold_in_range, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.finite import Watch
-from lbdrop.passes import Drawer, run
-from lbdrop.rules import Bound, Rule
+from lbdrop.guards import processes
+from lbdrop.guards.checkpointing import checkpoints_explained
+from lbdrop.guards.finite import Watch
+from lbdrop.passes.run import Drawer, run
+from lbdrop.rules.balanced import Balanced
+from lbdrop.rules.bound import Bound, Rule
+from lbdrop.sites.watch import functional_dropout
 from lbdrop.step import Step
-from lbdrop.watch import functional_dropout
 
 __all__ = ["Objective", "parameter_groups"]
 
@@ -92,8 +93,8 @@ class Objective:
 
     Args:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
-        rule: how rates are learned; by default :class:`~lbdrop.balanced.Balanced` if there is held-out data, otherwise
-            :class:`~lbdrop.rules.Bound`, which wants ``examples``.
+        rule: how rates are learned; by default :class:`~lbdrop.rules.balanced.Balanced` if there is held-out data, otherwise
+            :class:`~lbdrop.rules.bound.Bound`, which wants ``examples``.
         held_out: batches of data for the rates to follow: a ``DataLoader``, say. Losses are then asked for as
             ``objective(losses, *batch)``.
         steps: with ``held_out``, how many training steps the run has.
@@ -326,7 +327,7 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
     """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
 
     Rates that follow held-out data are moved by their rule, and have no gradient. The responses of
-    :class:`~lbdrop.selftuning.SelfTuning` are a third group, which learns like the rates.
+    :class:`~lbdrop.rules.selftuning.SelfTuning` are a third group, which learns like the rates.
 
     Args:
         model: a model with learned dropouts.

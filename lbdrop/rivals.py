@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lbdrop._torch import indicator
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
-from lbdrop.indicator import indicator
-from lbdrop.priors import expected_norms
+from lbdrop.rules.priors import expected_norms
 
 __all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lbdrop import estimators
+from lbdrop._torch import indicator
 from lbdrop.dropout import LearnableDropout, NoiseLayer
-from lbdrop.indicator import indicator
 
 __all__ = ["Step"]
 

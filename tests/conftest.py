@@ -8,6 +8,9 @@ from torch import nn
 with install_import_hook("lbdrop", "beartype.beartype"):
     import lbdrop
 
+    for name in lbdrop.__all__:  # each is loaded when it is first used
+        getattr(lbdrop, name)
+
 # Not imported by the package itself. What works with tensors; the rest checks by hand what users give, which tests get wrong
 # on purpose.
 TENSORS = (
@@ -23,12 +26,12 @@ TENSORS = (
     "evaluate",
     "chunked",
 )
-VISION = ("vision.crops", "vision.segment", "vision.camvid", "models.tiramisu", "report.scenes")
+VISION = ("vision.crops", "vision.segment", "vision.camvid", "networks.tiramisu", "camvid.chapter_scenes")
 with install_import_hook(
     [
         "lbdrop.metrics.ranking",
         *(f"lbdrop.recommend.{name}" for name in TENSORS),
-        *(f"lbdrop.{name}" for name in VISION),
+        *(f"experiments.{name}" for name in VISION),
     ],
     "beartype.beartype",
 ):

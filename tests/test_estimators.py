@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from scenarios import Normed, NormedTwice, Plain, Residual, exact_gradient, logits_of, squared
+from helpers.scenarios import Normed, NormedTwice, Plain, Residual, exact_gradient, logits_of, squared
 from torch import Tensor, nn
 
 from lbdrop import Bound, DropoutError, Objective, estimators

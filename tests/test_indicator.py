@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lbdrop.indicator import indicator
+from lbdrop._torch import indicator
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from one_dropout import batch, losses, network
+from helpers.one_dropout import batch, losses, network
 from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Bound, LearnableDropout, Objective, estimators, parameter_groups
 from lbdrop.dropout import learned_layers
-from lbdrop.priors import bernoulli_kl
+from lbdrop.rules.priors import bernoulli_kl
 
 
 def gradients(model: nn.Module, seed: int, scale: float = 1.0, parts: int = 1, data=None, **settings) -> list[Tensor]:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from one_dropout import batch, losses, network
+from helpers.one_dropout import batch, losses, network
 from torch import Tensor, nn
 
 import lbdrop

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from experiments.networks.tiramisu import batch_statistics
+from experiments.vision.batches import as_input
+from experiments.vision.camvid import CLASSES, VOID, CamVid, Scenes
+from experiments.vision.segment import re_estimate
 from lbdrop import Predictive, predict
 from lbdrop.dropout import noise_layers
 from lbdrop.metrics.streams import Calibration, EntropyRange, MeanIoU, PatchPAvPU
-from lbdrop.models.tiramisu import batch_statistics
-from lbdrop.vision.batches import as_input
-from lbdrop.vision.camvid import CLASSES, VOID, CamVid, Scenes
-from lbdrop.vision.segment import re_estimate
 
 __all__ = ["Found", "Look", "chosen", "evaluate", "prediction"]
 

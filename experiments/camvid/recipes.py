@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from experiments.camvid.measure import Look, evaluate, prediction
+from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, Plan
+from experiments.vision.camvid import CLASSES, CamVid
+from experiments.vision.crops import Crops
+from experiments.vision.segment import SegmentationSchedule, Segmenter, compact
+from experiments.vision.train import train
 from lbdrop import Bound, ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.models.tiramisu import CommonDropout2d, FCDenseNet, Plan
-from lbdrop.records import provenance
-from lbdrop.vision.camvid import CLASSES, CamVid
-from lbdrop.vision.crops import Crops
-from lbdrop.vision.segment import SegmentationSchedule, Segmenter, compact
-from lbdrop.vision.train import train
+from lbdrop.io.records import provenance
 
 __all__ = ["METHODS", "RECIPES", "Round", "Settings", "Start", "build", "common_start", "contestants", "run"]
 

@@ -8,10 +8,10 @@ import torch
 
 from experiments.camvid import recipes
 from experiments.camvid.recipes import METHODS, Settings, Start
+from experiments.vision.camvid import CamVid
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
-from lbdrop.records import write_json
-from lbdrop.vision.camvid import CamVid
+from lbdrop.io.files import replacing
+from lbdrop.io.records import write_json
 
 __all__ = ["Starts", "once", "summary"]
 

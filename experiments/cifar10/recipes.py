@@ -15,6 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from experiments.networks.vgg import VGG
+from experiments.vision.batches import Batches, as_input
+from experiments.vision.cifar10 import Images
+from experiments.vision.corruptions import corrupt
+from experiments.vision.train import Schedule, fit
 from lbdrop import (
     ConcreteDropout,
     FixedDropout,
@@ -27,14 +32,9 @@ from lbdrop import (
 )
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.io.records import provenance
 from lbdrop.metrics import calibration, detection, pavpu
-from lbdrop.models.vgg import VGG
-from lbdrop.records import provenance
-from lbdrop.selftuning import SelfTuning
-from lbdrop.vision.batches import Batches, as_input
-from lbdrop.vision.cifar10 import Images
-from lbdrop.vision.corruptions import corrupt
-from lbdrop.vision.train import Schedule, fit
+from lbdrop.rules.selftuning import SelfTuning
 
 __all__ = ["GRID", "METHODS", "RECIPES", "Settings", "contestants", "run"]
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from experiments.collaborative import looks, words
 from lbdrop.errors import DropoutError
+from lbdrop.io.records import provenance
 from lbdrop.recommend import settings as models
 from lbdrop.recommend.evaluate import HeldOutRows, Report, evaluate
 from lbdrop.recommend.linear import LINEAR, Linear
@@ -28,7 +29,6 @@ from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.train import fit
 from lbdrop.recommend.vae import VAE
-from lbdrop.records import provenance
 
 __all__ = ["DATA", "ENCODERS", "GRID", "RIVALS", "ROWS", "Run", "contestants", "grid", "run", "settings_of"]
 

@@ -14,8 +14,8 @@ from experiments.rates.table import by_seed
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import paired
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
-from lbdrop.records import read_json
+from lbdrop.io.files import replacing
+from lbdrop.io.records import read_json
 
 __all__ = ["PAGES", "against", "counts", "filled", "verdicts"]
 

@@ -17,11 +17,11 @@ import lbdrop
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import Data, Pair, Task
 from lbdrop import Balanced, Bound, Objective, SelfTuning
-from lbdrop.balanced import FIRST
-from lbdrop.convert import Per, Scheme
 from lbdrop.errors import DropoutError
-from lbdrop.priors import bernoulli_kl
-from lbdrop.rules import Evaluation
+from lbdrop.rules.balanced import FIRST
+from lbdrop.rules.bound import Evaluation
+from lbdrop.rules.priors import bernoulli_kl
+from lbdrop.sites.convert import Per, Scheme
 
 __all__ = ["CONTESTANTS", "GIVING_BACK", "GRID", "STARTS", "Batches", "Contestant", "MaskPrior", "chosen"]
 

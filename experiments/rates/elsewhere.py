@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rates.verdicts import in_words, paired, plus_minus, spread
-from lbdrop.records import read_json
-from lbdrop.report.summary import starting_rate
+from experiments.report.summary import starting_rate
+from lbdrop.io.records import read_json
 
 __all__ = ["FAMILIES", "Family", "lines", "summarise"]
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lbdrop.archives import read_npz
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
+from lbdrop.io.archives import read_npz
+from lbdrop.io.files import replacing
 
 __all__ = ["head", "load"]
 
@@ -46,14 +46,14 @@ def _features(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _keep(folder: Path, at: Path) -> None:
     """In half precision: a quarter of a gigabyte."""
     # Here, for every worker imports the tasks, and few have images.
-    from lbdrop.models.vgg import VGG
-    from lbdrop.vision import cifar10
+    from experiments.networks.vgg import VGG
+    from experiments.vision import cifar10
 
     images = cifar10.load(folder / "cifar10", download=False)
     weights = folder / "vgg19-conv.npz"
     if not weights.exists():
         raise DropoutError(
-            f"VGG19: want {weights}, an .npz of its convolutions as lbdrop.models.VGG.load reads it, got no such file"
+            f"VGG19: want {weights}, an .npz of its convolutions as experiments.networks.VGG.load reads it, got no such file"
         )
     network = VGG(19, width=1, pool=POOL).load(weights, fresh="classifier").eval()
     train, test = (_through(network, part).half() for part in (images.train, images.test))
@@ -64,7 +64,7 @@ def _keep(folder: Path, at: Path) -> None:
 
 @torch.no_grad()
 def _through(network: Any, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n features"]:
-    from lbdrop.vision.batches import as_input
+    from experiments.vision.batches import as_input
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device)
@@ -73,6 +73,6 @@ def _through(network: Any, images: Int[Tensor, "n 3 32 32"]) -> Float[Tensor, "n
 
 def head(rate: float) -> nn.Module:
     """VGG's three linear layers, with a dropout behind both hidden ones."""
-    from lbdrop.models.vgg import VGG
+    from experiments.networks.vgg import VGG
 
     return VGG(11, dropout=lambda width: nn.Dropout(rate), classes=10, pool=POOL).classifier

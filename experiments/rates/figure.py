@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lbdrop.files import replacing
+from lbdrop.io.files import replacing
 
 __all__ = ["save"]
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lbdrop.archives import read_npz, why
 from lbdrop.errors import DropoutError
+from lbdrop.io.archives import read_npz, why
 
 __all__ = ["cnn", "digits", "fashion", "mlp"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from experiments.rates import likes, text, uci
 from lbdrop.metrics.regression import mixture_nll, rmse
-from lbdrop.predict import Kind as Predicts
+from lbdrop.prediction import Kind as Predicts
 
 __all__ = ["KINDS", "Kind"]
 

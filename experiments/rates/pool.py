@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.rates import contestants, run, tasks
+from experiments.threads import one_thread
 from lbdrop.errors import DropoutError
-from lbdrop.threads import one_thread
 
 __all__ = ["Job", "outcomes", "usual_workers"]
 

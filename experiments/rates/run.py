@@ -15,11 +15,11 @@ import lbdrop
 from experiments.rates.contestants import GIVING_BACK, RATE_LR, Batches, Contestant
 from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
-from lbdrop import balanced, unit_prices
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.records import provenance, read_json, write_json
-from lbdrop.selftuning import EVERY
+from lbdrop.io.records import provenance, read_json, write_json
+from lbdrop.rules import balanced, unit_prices
+from lbdrop.rules.selftuning import EVERY
 
 __all__ = ["RESULTS", "Training", "by_earlier_rule", "kept", "read", "run", "settings", "shared", "write"]
 

@@ -16,8 +16,8 @@ from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, STARTS
 from experiments.rates.run import by_earlier_rule, read
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minus, spread
-from lbdrop.files import replacing
-from lbdrop.records import write_json
+from lbdrop.io.files import replacing
+from lbdrop.io.records import write_json
 
 __all__ = ["FIXED", "by_seed", "chosen", "retraining", "save", "summarise", "summary"]
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop.archives import members, why
 from lbdrop.errors import DropoutError
+from lbdrop.io.archives import members, why
 
 __all__ = ["LARGE", "LOG_TAU", "SIZES", "Regressor", "hidden", "load"]
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator
 
 from experiments.toy.recipes import ESTIMATORS, PARAMETERS
-from lbdrop.files import replacing
+from lbdrop.io.files import replacing
 
 __all__ = ["LABELS", "draw", "save"]
 

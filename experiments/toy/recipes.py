@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from experiments.threads import one_thread
 from lbdrop import estimators
 from lbdrop.errors import DropoutError
-from lbdrop.records import provenance
-from lbdrop.threads import one_thread
+from lbdrop.io.records import provenance
 
 __all__ = [
     "ESTIMATORS",

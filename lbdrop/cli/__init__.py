@@ -1,18 +1,110 @@
-"""The command line: one verb per file, each a thin shell over a function that can be imported."""
+"""The command line: one verb per file, each a thin shell over a function that can be imported.
 
+A command's file is imported when the command is run, so that ``lbdrop --help`` waits for no torch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import click
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from lbdrop.cli import data, demo, doctor, rates, recommend, report, reproduce
+from lbdrop.cli.common import one_line_errors
+from lbdrop.cli.laboratory import laboratory
+
+__all__ = ["app"]
+
+
+class Verb(NamedTuple):
+    """Where a command is, and what ``lbdrop --help`` says of it."""
+
+    module: str
+    attribute: str
+    help: str
+    laboratory: bool = False
+
+
+VERBS = {
+    "demo": Verb(
+        "commands.demo",
+        "demo",
+        "Compare learned with fixed dropout, in a small network on digits and in a recommender on a generated shop.",
+        True,
+    ),
+    "report": Verb("commands.report", "report", "Show runs side by side on one page that works offline.", True),
+    "rates": Verb("lbdrop.cli.rates", "rates", "Show the learned drop rates of a saved model."),
+    "doctor": Verb("lbdrop.cli.doctor", "doctor", "Say what is installed, and what is missing for which extra."),
+    "recommend": Verb("lbdrop.cli.recommend", "app", "Fit a recommender, score users, or serve it."),
+    "data": Verb("lbdrop.cli.data", "app", "Prepare data sets for the recommender."),
+    "reproduce": Verb("commands.reproduce", "app", "Run an experiment of the paper again.", True),
+}
+
+
+class Verbs(TyperGroup):
+    """The commands, each imported when it is asked for."""
+
+    listing = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        if self.listing:
+            return TyperCommand(cmd_name, help=verb.help)
+        with one_line_errors():
+            found = getattr(laboratory(verb.module) if verb.laboratory else import_module(verb.module), verb.attribute)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(pretty_exceptions_show_locals=False, add_completion=False)
+            alone.command(cmd_name)(found)
+            found = alone
+        command = get_command(found)
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with self._listed():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        with self._listed():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listed(self) -> Iterator[None]:
+        self.listing = True
+        try:
+            yield
+        finally:
+            self.listing = False
+
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="Learned Bernoulli dropout for PyTorch. Begin with lbdrop demo; TAB completes after lbdrop --install-completion.",
 )
-app.command()(demo.demo)
-app.command()(report.report)
-app.command()(rates.rates)
-app.command()(doctor.doctor)
-app.add_typer(recommend.app, name="recommend")
-app.add_typer(data.app, name="data")
-app.add_typer(reproduce.app, name="reproduce")
+
+
+def _say_version(value: bool) -> None:
+    if value:
+        from lbdrop import __version__
+
+        typer.echo(f"lbdrop {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def lbdrop(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    """Learned Bernoulli dropout for PyTorch."""

@@ -81,7 +81,7 @@ def _packages() -> list[Finding]:
 
 
 def _commit() -> Finding:
-    from lbdrop.records import provenance
+    from lbdrop.io.records import provenance
 
     commit = provenance()["commit"]
     return Finding("commit", "ok", commit if commit != "unknown" else "unknown: not a git checkout")

@@ -13,7 +13,7 @@ from rich.text import Text
 from lbdrop.cli.common import one_line, one_line_errors
 
 if TYPE_CHECKING:
-    from lbdrop.report.saved_rates import Item, Layer
+    from lbdrop.cli.saved_rates import Item, Layer
 
 __all__ = ["rates"]
 
@@ -41,7 +41,7 @@ def rates(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        from lbdrop.report.saved_rates import read_rates
+        from lbdrop.cli.saved_rates import read_rates
 
         found = read_rates(model)
         console.print(_table(found.layers, console.width))

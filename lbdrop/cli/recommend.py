@@ -15,7 +15,7 @@ from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.serve import serve
 from lbdrop.cli.tables import as_fitted, read_table, read_training, scan_table
 from lbdrop.errors import DropoutError
-from lbdrop.records import write_json
+from lbdrop.io.records import write_json
 
 if TYPE_CHECKING:
     from lbdrop.recommend.model import Recommender
@@ -92,8 +92,8 @@ def fit(
     console = Console(highlight=False)
     with one_line_errors():
         kind = _recommender()
-        from lbdrop.files import alone, remove
-        from lbdrop.processes import is_first
+        from lbdrop.guards.processes import is_first
+        from lbdrop.io.files import alone, remove
         from lbdrop.recommend.saving import check_place
         from lbdrop.recommend.streaming import unfinished
 

@@ -17,7 +17,7 @@ from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
 from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
-from lbdrop.rules import HeldOutRule, Rule
+from lbdrop.rules.bound import HeldOutRule, Rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

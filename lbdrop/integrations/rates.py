@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lbdrop.convert import convert
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.objective import parameter_groups
+from lbdrop.sites.convert import convert
 
 __all__ = ["FILE", "load_rates", "rate_scalars", "save_rates", "without_rates", "write_rates"]
 

@@ -31,7 +31,7 @@ from lbdrop.integrations.rates import (
     write_rates,
 )
 from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
-from lbdrop.rules import Rule
+from lbdrop.rules.bound import Rule
 
 try:
     from transformers import Trainer

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
-from lbdrop.records import read_json
+from lbdrop.io.files import replacing
+from lbdrop.io.records import read_json
 
 __all__ = ["fingerprint", "load", "newest", "number", "save"]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lbdrop.errors import DropoutError
+from lbdrop.io.records import write_json
 from lbdrop.recommend import saving, streaming
 from lbdrop.recommend.asking import Question
 from lbdrop.recommend.histories import Histories, Ranges, Spool
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.records import write_json
 
 if TYPE_CHECKING:
     from lbdrop.recommend.model import Recommender

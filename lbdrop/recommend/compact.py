@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from lbdrop.archives import read_npz
 from lbdrop.errors import DropoutError
+from lbdrop.io.archives import read_npz
 from lbdrop.recommend.sources import File
 
 __all__ = ["arrays"]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
+from lbdrop.io.files import replacing
 from lbdrop.recommend.asking import Asked, Known
 from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.frames import name_columns, read_columns

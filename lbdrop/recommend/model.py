@@ -18,6 +18,7 @@ import torch
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
+from lbdrop.io.records import provenance
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend import saving, streaming, train
 from lbdrop.recommend.answers import as_list, library_of, ranked, table
@@ -39,7 +40,6 @@ from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.similar import likeness
 from lbdrop.recommend.vae import VAE
 from lbdrop.recommend.validation import hold_out
-from lbdrop.records import provenance
 
 __all__ = ["Recommender"]
 

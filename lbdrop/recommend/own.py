@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lbdrop.io.records import provenance
 from lbdrop.recommend.large import compress_rows, survey
 from lbdrop.recommend.panics import no_panic
 from lbdrop.recommend.parts import find_parts, reading, scan_parts, whole_numbers
 from lbdrop.recommend.prepared import FORMAT, LIKES, in_place_of, source_record, titles_of, write_ids
 from lbdrop.recommend.protocol import SEED
 from lbdrop.recommend.sources import Progress
-from lbdrop.records import provenance
 
 __all__ = ["OWN", "prepare_files"]
 

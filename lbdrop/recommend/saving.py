@@ -27,7 +27,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.files import replacing
+from lbdrop.io.files import replacing
+from lbdrop.io.records import read_json
 from lbdrop.recommend.answers import LIBRARIES
 from lbdrop.recommend.choices import Choice
 from lbdrop.recommend.interactions import Interactions
@@ -35,7 +36,6 @@ from lbdrop.recommend.linear import Linear
 from lbdrop.recommend.panics import no_panic
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.vae import VAE
-from lbdrop.records import read_json
 
 __all__ = ["Saved", "check_place", "read", "rebuild", "write"]
 

@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 
 import polars as pl
 
-from lbdrop.archives import members
 from lbdrop.errors import DropoutError
+from lbdrop.io.archives import members
 
 __all__ = ["Block", "File", "Format", "Progress", "blocks", "check_count", "find", "parsed", "text_lines"]
 

@@ -25,7 +25,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from lbdrop.errors import DropoutError
-from lbdrop.files import alone, disk_errors, remove, replacing
+from lbdrop.io.files import alone, disk_errors, remove, replacing
 from lbdrop.recommend.answers import ranked
 from lbdrop.recommend.asking import Asked, Question
 from lbdrop.recommend.checkpoints import fingerprint

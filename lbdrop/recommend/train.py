@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lbdrop import processes
 from lbdrop.errors import DropoutError
+from lbdrop.guards import processes
 from lbdrop.recommend import checkpoints as states
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.loop import Loop, launch

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.finite import Answer, bad_parameters
+from lbdrop.guards.finite import Answer, bad_parameters
 from lbdrop.recommend.vae import VAE, Losses
 
 __all__ = ["StepWatch"]

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lbdrop.io.records import provenance
 from lbdrop.recommend.linear import Linear
 from lbdrop.recommend.model import Recommender
-from lbdrop.records import provenance
 from lbdrop.serve import schemas
 from lbdrop.serve.catalogue import Catalogue, by_text, in_json
 from lbdrop.serve.engine import Answer, Engine, Question, Similar

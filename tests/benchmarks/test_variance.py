@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import variance
-from lbdrop.records import write_json
+from lbdrop.io.records import write_json
 
 TINY = variance.Settings(
     keeps=(0.5, 0.8),

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import lbdrop
 from lbdrop.cli import app
+from lbdrop.cli.saved_rates import read_rates
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.shop import generate_shop
-from lbdrop.report.saved_rates import read_rates
 
 
 def command(*arguments: object, width: int = 100) -> tuple[int, str]:

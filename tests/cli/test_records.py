@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import experiments.collaborative
+from experiments.commands.reproduce_collaborative import _summary
 from lbdrop.cli import app
-from lbdrop.cli.reproduce_collaborative import _summary
 
 
 @pytest.fixture

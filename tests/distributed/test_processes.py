@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lbdrop import DropoutError, LearnableDropout, Objective, processes
-from lbdrop.vision.train import _Share
+from experiments.vision.train import _Share
+from lbdrop import DropoutError, LearnableDropout, Objective
+from lbdrop.guards import processes
 
 
 def started(monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int, gpus: int = 0) -> None:

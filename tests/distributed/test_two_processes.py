@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_work as work
 import torch
+from helpers import shared_work as work
 from torch import Tensor
 
 from lbdrop.recommend.model import Recommender
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def two(folder: Path) -> list[dict[str, Any]]:
         text=True,
         timeout=280,
         check=False,
-        cwd=HERE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)},
+        cwd=TESTS / "helpers",
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
     )
     assert not done.returncode, done.stderr[-5000:]
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]

@@ -10,15 +10,15 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from experiments.camvid import measure, recipes, runs
+from experiments.networks.tiramisu import Plan
+from experiments.vision import segment
+from experiments.vision.camvid import VOID, CamVid, Scenes
+from experiments.vision.crops import Crops
+from experiments.vision.train import _History
 from lbdrop import Bound, Objective
 from lbdrop.cli import app
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.models.tiramisu import Plan
-from lbdrop.vision import segment
-from lbdrop.vision.camvid import VOID, CamVid, Scenes
-from lbdrop.vision.crops import Crops
-from lbdrop.vision.train import _History
 
 SMALL = recipes.Settings(
     plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, rounds=(recipes.Round(1, batch=3),), epochs=2, batch=3, samples=3, save_every=1,
@@ -211,7 +211,7 @@ def test_re_estimated_statistics_are_those_of_the_state_that_predicts() -> None:
     mean = network.down[0].block.layers[0].norm.running_mean
     assert torch.allclose(mean, seen[0].mean((0, 2, 3)), atol=1e-5)
     # By the images' own statistics a network of these statistics says the same.
-    from lbdrop.models.tiramisu import batch_statistics
+    from experiments.networks.tiramisu import batch_statistics
 
     with batch_statistics(network), torch.no_grad():
         own = network(images)
@@ -219,7 +219,7 @@ def test_re_estimated_statistics_are_those_of_the_state_that_predicts() -> None:
 
 
 def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lbdrop.vision.camvid as reader
+    import experiments.vision.camvid as reader
 
     monkeypatch.setattr(reader, "load", lambda path: data())
     fields = ("plan", "crop", "rounds", "epochs", "batch", "samples", "crop_scale")

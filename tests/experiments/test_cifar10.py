@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from experiments.cifar10 import recipes
+from experiments.vision.cifar10 import Images
+from experiments.vision.train import Schedule
 from lbdrop.cli import app
-from lbdrop.vision.cifar10 import Images
-from lbdrop.vision.train import Schedule
 
 
 def images(train: int = 60, test: int = 30) -> Images:
@@ -82,7 +82,7 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(settings: recipes.Se
     data = images()
     whole = recipes.run(settings, data, progress=False)
     # Stop after one epoch: the schedule is that of all.
-    from lbdrop.vision import train
+    from experiments.vision import train
 
     class Stopped(Exception):
         pass
@@ -106,7 +106,7 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(settings: recipes.Se
 
 
 def test_the_command_from_files_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lbdrop.vision.cifar10 as reader
+    import experiments.vision.cifar10 as reader
 
     monkeypatch.setattr(reader, "load", lambda path: images())
     small = {"depth": 11, "width": 16, "pool": 1, "size": 32, "batch": 10, "epochs": 1, "validation": 20, "samples": 2}

@@ -14,12 +14,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import lbdrop
+from experiments.commands import reproduce_rates
 from experiments.rates import figure, images, run, table, verdicts
 from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, Batches, Contestant, MaskPrior, chosen
 from experiments.rates.tasks import SMALL, TASKS, Data, Task
 from experiments.rates.tasks import chosen as chosen_tasks
 from lbdrop import Objective
-from lbdrop.cli import reproduce_rates
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 

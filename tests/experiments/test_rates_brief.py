@@ -7,7 +7,7 @@ import pytest
 from experiments.rates import brief
 from experiments.rates.run import RESULTS
 from lbdrop.errors import DropoutError
-from lbdrop.records import read_json
+from lbdrop.io.records import read_json
 
 ROOT = Path(brief.__file__).parent.parent.parent
 WORDS = [

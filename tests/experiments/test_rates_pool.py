@@ -17,9 +17,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from experiments.commands import reproduce_rates
 from experiments.rates import pool, run
 from experiments.rates.pool import Job
-from lbdrop.cli import reproduce_rates
 from lbdrop.errors import DropoutError
 
 

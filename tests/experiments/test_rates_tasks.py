@@ -14,15 +14,15 @@ from torch import nn
 
 import lbdrop
 from experiments.collaborative import samples
+from experiments.networks.vgg import VGG
 from experiments.rates import features, images, likes, run, text, uci
 from experiments.rates.contestants import CONTESTANTS, MaskPrior, chosen
 from experiments.rates.tasks import TASKS
+from experiments.vision import cifar10
 from lbdrop import Balanced, Bound, Objective, SelfTuning
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.models.vgg import VGG
 from lbdrop.recommend.prepared import load_prepared
-from lbdrop.vision import cifar10
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from experiments.commands import reproduce
 from experiments.toy import recipes
-from lbdrop.cli import app, reproduce
+from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
 SMALL = recipes.Settings(draws=60, grid=3, examples=1000)

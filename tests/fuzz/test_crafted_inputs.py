@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from benchmarks.fuzz import READERS, check
 from benchmarks.fuzz_changes import HOSTILE, Files
-from lbdrop.archives import read_npz
+from experiments.vision.batches import Batches
+from experiments.vision.train import Schedule, fit
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
-from lbdrop.vision.batches import Batches
-from lbdrop.vision.train import Schedule, fit
+from lbdrop.io.archives import read_npz
 
 
 def files(name: str) -> Files:
@@ -256,7 +256,7 @@ def test_a_zip_bomb_in_the_place_of_titles_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_too_many_cifar10_parts_are_not_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lbdrop.vision import cifar10
+    from experiments.vision import cifar10
 
     read: list[Path] = []
     original = cifar10._npz

@@ -16,7 +16,7 @@ BUILTINS = ("eval", "exec", "compile", "__import__")
 CALLS = ("os.system", "os.popen", "torch.hub.load", "pl.DataFrame.deserialize")
 HARMLESS = {
     # A restricted reader, whose find_class names nothing but arrays; see test_cifar10_damage.py.
-    "lbdrop/vision/cifar10.py": {"pickle.Unpickler"},
+    "experiments/vision/cifar10.py": {"pickle.Unpickler"},
     # Makes the forgeries, reads none of them.
     "benchmarks/fuzz_changes.py": {"pickle.dumps"},
     "benchmarks/fuzz_images.py": {"pickle.dumps"},
@@ -116,7 +116,7 @@ def test_the_search_leaves_alone(line: str) -> None:
 
 
 def test_the_one_reader_of_pickles_chooses_what_they_may_name() -> None:
-    tree = ast.parse((ROOT / "lbdrop/vision/cifar10.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "experiments/vision/cifar10.py").read_text(encoding="utf-8"))
     (reader,) = (
         n
         for n in ast.walk(tree)

@@ -7,16 +7,16 @@ from typing import Any
 import lightning as L
 import pytest
 import pytorch_lightning
-import texts
 import torch
 import torch.nn.functional as F
+from helpers import texts
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import lbdrop
-from lbdrop.balanced import FIRST
 from lbdrop.integrations.lightning import LearnedRates, _logs_of_all_masks
+from lbdrop.rules.balanced import FIRST
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import texts
 import torch
+from helpers import texts
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
@@ -16,7 +16,7 @@ import lbdrop
 from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.integrations.rates import load_rates, save_rates, without_rates
 from lbdrop.integrations.transformers import LearnedRatesTrainer
-from lbdrop.lora import RankGate, adapters
+from lbdrop.sites.lora import RankGate, adapters
 
 PLACES = ["q_proj", "v_proj", "down_proj"]
 

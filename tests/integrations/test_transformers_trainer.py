@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import texts
 import torch
 import torch.nn.functional as F
+from helpers import texts
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from transformers import (
@@ -29,10 +29,10 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 import lbdrop
-from lbdrop.balanced import FIRST
 from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.integrations.rates import FILE, load_rates, save_rates
 from lbdrop.integrations.transformers import LearnedRatesTrainer, example_losses, labelled
+from lbdrop.rules.balanced import FIRST
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
                          "vocab_size": texts.VOCABULARY, "max_position_embeddings": texts.LENGTH}  # fmt: skip

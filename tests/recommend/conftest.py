@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from checkerboard import FAMILIES, fitted
+from helpers.checkerboard import FAMILIES, fitted
 
 from lbdrop.recommend import Recommender
 

@@ -25,7 +25,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that every table is in many pieces; and no time for the disk and git, of which others are the test."""
     monkeypatch.setattr(large, "ROWS", 3)
     monkeypatch.setattr(large, "PART", 5)
-    monkeypatch.setattr("lbdrop.files._sync", lambda path: None)
+    monkeypatch.setattr("lbdrop.io.files._sync", lambda path: None)
     monkeypatch.setattr("lbdrop.recommend.own.provenance", dict)
 
 

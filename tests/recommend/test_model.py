@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from checkerboard import FAMILIES, GROUPS, SIZE, checkerboard, fitted, group_of, slim_in_one_thread
+from helpers.checkerboard import FAMILIES, GROUPS, SIZE, checkerboard, fitted, group_of, slim_in_one_thread
 
 from lbdrop.recommend import Recommender
 

@@ -8,7 +8,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
-from checkerboard import GROUPS, SIZE, checkerboard, group_of
+from helpers.checkerboard import GROUPS, SIZE, checkerboard, group_of
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender

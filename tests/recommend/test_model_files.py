@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from checkerboard import checkerboard
+from helpers.checkerboard import checkerboard
 from safetensors.torch import load_file, save_file
 
 from lbdrop.errors import DropoutError

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from checkerboard import FAMILIES, checkerboard
+from helpers.checkerboard import FAMILIES, checkerboard
 
 from lbdrop.recommend import Interactions, Recommender, method
 from lbdrop.recommend.evaluate import evaluate

@@ -6,11 +6,11 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
-from lbdrop.priors import bernoulli_kl
 from lbdrop.recommend.row_masks import RowMasks, row_values
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
 from lbdrop.rivals import ConcreteDropout, GaussianDropout
+from lbdrop.rules.priors import bernoulli_kl
 
 
 def batch() -> Batch:

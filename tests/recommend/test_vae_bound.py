@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from small_vae import BETA, ITEMS, LATENT, TWO_USERS, batch_of, dense_values, perturbed, random_batch, small
+from helpers.small_vae import BETA, ITEMS, LATENT, TWO_USERS, batch_of, dense_values, perturbed, random_batch, small
 from torch import Tensor
 
 from lbdrop.recommend.vae import VAE

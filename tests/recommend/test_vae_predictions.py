@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from helpers.small_vae import ITEMS, TWO_USERS, batch_of, dense_values, perturbed, random_batch, small
 from scipy.sparse import csr_array
-from small_vae import ITEMS, TWO_USERS, batch_of, dense_values, perturbed, random_batch, small
 
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.settings import method

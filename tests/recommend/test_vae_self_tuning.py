@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_vae import BETA, ITEMS, batch_of, perturbed, random_batch, small
+from helpers.small_vae import BETA, ITEMS, batch_of, perturbed, random_batch, small
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("double_precision")

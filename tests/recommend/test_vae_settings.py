@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from small_vae import ITEMS, random_batch, small
+from helpers.small_vae import ITEMS, random_batch, small
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.settings import METHODS, Settings, method

@@ -1,0 +1,1 @@
+"""The laboratory's commands: ``lbdrop demo``, ``report`` and ``reproduce``."""

@@ -1,0 +1,1 @@
+"""The demo: learned against fixed dropout on digits and in a generated shop."""

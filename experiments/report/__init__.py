@@ -1,0 +1,1 @@
+"""From the JSON of runs to something to look at."""

@@ -1,0 +1,101 @@
+"""What every results file carries beside its numbers: commit, versions, hardware and date."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lbdrop.errors import DropoutError
+from lbdrop.io.files import replacing
+
+__all__ = ["provenance", "read_json", "write_json"]
+
+LARGEST = 1 << 28
+"""Bytes of a JSON file; the records of a run have thousands."""
+
+
+def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
+    """Commit, versions, hardware and date of a run; it is taken to be on a GPU, where there is one, unless told."""
+    return {
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": _hardware(device),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "lbdrop": _version("lbdrop")},
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> Path:
+    """Write beside the target, then rename: a full disk or Ctrl-C leaves the old file whole."""
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that is there, or a DropoutError: UTF-8, each name once, whole numbers of 20 digits."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise DropoutError(f"{path}: want at most {LARGEST:,} bytes of JSON, got {path.stat().st_size:,}")
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_int=_whole)
+    except (DropoutError, FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise DropoutError(f"{path}: could not be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise DropoutError(f"{path}: want JSON, got {str(error).splitlines()[0][:200]}; write it again") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the name {twice[:60]!r} twice")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:  # later sums and formats would not hold it
+        raise ValueError(f"a whole number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _commit(here: Path = Path(__file__).parent) -> str:
+    """The commit, marked as dirty where tracked files differ from it, but for results: those that came before change them."""
+    try:
+        commit = _git(here, "rev-parse", "--short=12", "HEAD")
+        changed = _git(
+            here, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude,glob)**/results/**"
+        )
+        return f"{commit}-dirty" if changed else commit
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("LBDROP_COMMIT", "unknown")  # a copy without its history
+
+
+def _git(here: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _hardware(device: torch.device | str | None = None) -> str:
+    if torch.cuda.is_available() and torch.device(device or "cuda").type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,134 @@
+r"""Rules: how rates are learned. One rule is the paper's bound; another is one class with one method.
+
+$$ \mathcal{L} = \frac1M \sum_{i=1}^{M} \mathbb{E}_{z_i}\big[\mathcal{E}_i(z_i)\big] + \frac1N\,\mathrm{KL} $$
+
+is the paper's equation 3 divided by $N$.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lbdrop.dropout import NoiseLayer
+from lbdrop.errors import DropoutError
+from lbdrop.estimators import Estimator
+from lbdrop.passes.run import Drawer
+from lbdrop.rules.priors import outgoing_norms
+from lbdrop.sites.graph import neighbours
+
+__all__ = ["Bound", "Evaluation", "HeldOutRule", "Rule"]
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    """What a rule works with: the layers, and the losses of one batch under masks of its choice."""
+
+    @property
+    def layers(self) -> Mapping[str, NoiseLayer]: ...
+
+    def losses(self, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
+        """Per-example losses under each mask, with gradients for weights and logits behind them."""
+        ...
+
+    def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
+        """Per-example losses under masks that ``drawer`` draws; no estimator, so gradients for the weights alone."""
+        ...
+
+    def elsewhere(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
+        """Per-example losses of another batch, in whatever state the model is."""
+        ...
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """What the losses are asked of."""
+        ...
+
+    def instead(self, batch: tuple[Any, ...]) -> "Evaluation":
+        """The same losses, of another batch."""
+        ...
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Values of this process and of all that train the model with it."""
+        ...
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """The scalar to minimise, from the losses of one batch. The one place to add a way of learning rates."""
+
+    def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]: ...
+
+
+@runtime_checkable
+class HeldOutRule(Rule, Protocol):
+    """A rule whose rates follow held-out data, and are moved by it alone: they have no gradient."""
+
+    @property
+    def held_out(self) -> Any: ...
+
+    def restart(self) -> None:
+        """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
+        ...
+
+
+class Bound:
+    """The paper's objective: the expected loss plus the KL of the masks, in units of loss per example.
+
+    Args:
+        model: the converted model.
+        examples: how many examples the training set has, the paper's N.
+        s: standard deviation of the Gaussian prior on the weights that a dropped unit feeds.
+        prior_keep: keep rate of the Bernoulli prior, for dropouts that feed no weights that are known.
+        weight: multiplies the KL; 1 is the bound itself, 0 the training loss alone. Where an example's loss is a mean over
+            tokens or pixels, the bound's is one over their number.
+    """
+
+    def __init__(self, model: nn.Module, examples: int, s: float = 1.0, prior_keep: float = 0.5, weight: float = 1.0):
+        if not isinstance(examples, int) or examples < 1:
+            raise DropoutError(f"examples: want the size of the training set, at least 1, got {examples}")
+        if s <= 0 or not 0 < prior_keep < 1 or weight < 0:
+            raise DropoutError(
+                f"prior: want s > 0, prior_keep in (0, 1) and weight ≥ 0, got s={s}, prior_keep={prior_keep},"
+                f" weight={weight}"
+            )
+        self.examples, self.s, self.prior_keep, self.weight = examples, s, prior_keep, weight
+        self.consumers = {
+            name: [model.get_submodule(consumer) for consumer in found.consumers]
+            for name, found in neighbours(model).items()
+        }
+        self.last_kl: Tensor | None = None
+
+    def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
+        expected = evaluation.losses().mean()
+        if not self.weight:
+            return expected
+        kl = self.kl(evaluation.layers)
+        self.last_kl = kl.detach()
+        return expected + self.weight / self.examples * kl
+
+    def kl(self, layers: Mapping[str, NoiseLayer]) -> Float[Tensor, ""]:
+        """The KL of all layers, up to a constant."""
+        return torch.stack([self._layer_kl(name, layer) for name, layer in layers.items()]).sum()
+
+    def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
+        units = layer.units or layer.width
+        assert units is not None, "the KL is asked for after a forward pass"
+        norms = [outgoing_norms(consumer, _fed(layer, consumer, units)) for consumer in self.consumers.get(name, [])]
+        if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
+            return layer.kl(None, units, self.s, self.prior_keep)
+        return layer.kl(norms[0] if len(norms) == 1 else torch.stack(norms).sum(0), units, self.s, self.prior_keep)
+
+    def __repr__(self) -> str:
+        priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"
+                  for name, found in self.consumers.items()}  # fmt: skip
+        return f"Bound(examples={self.examples}, weight={self.weight}, priors={priors})"
+
+
+def _fed(layer: NoiseLayer, consumer: nn.Module, units: int) -> int:
+    """How many units of the layer feed a consumer: one rate stands for all inputs, or for all channels of a flattened map."""
+    if layer.units is not None or (layer.channels and isinstance(consumer, nn.Linear)):
+        return units
+    return int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))

@@ -1,0 +1,48 @@
+"""The first epoch of a run, in which nothing can over-fit yet: a gap to held-out data is something else there."""
+
+import math
+
+import torch
+
+from lbdrop.rules.bound import Evaluation
+from lbdrop.rules.held_out import HeldOut, size_of
+
+__all__ = ["FirstEpoch"]
+
+
+class FirstEpoch:
+    """How long it is, where that can be known, and how many held-out batches differ in all processes.
+
+    Args:
+        held_out: the held-out data.
+        examples: how many training examples there are, or ``None`` where nobody said.
+        until: the step by which it has to be over to be of use.
+        lasts: how many steps at its end see batches that are new and yet not the first.
+    """
+
+    def __init__(self, held_out: HeldOut, examples: int | None, until: int, lasts: int):
+        self.held_out, self.examples, self.until, self.lasts = held_out, examples, until, lasts
+        self.length: int | None = None
+        self.distinct = math.inf
+        self._noted = False
+
+    def note(self, evaluation: Evaluation, device: torch.device) -> None:
+        """Once, from the first batch of a run."""
+        if self._noted:
+            return
+        self._noted = True
+        batch = size_of(evaluation.batch) if self.examples is not None and evaluation.batch else 0
+        here = torch.tensor([batch, self.held_out.distinct], device=device)
+        batch, self.distinct = evaluation.summed(here).tolist()
+        if batch:
+            self.length = int(float(self.examples or 0) / batch)
+
+    def last(self) -> range:
+        """Its last steps; none where its length cannot be known, or not in time."""
+        if self.length is None or self.length > self.until:
+            return range(0)
+        return range(max(0, self.length - self.lasts), self.length)
+
+    def __contains__(self, step: int) -> bool:
+        """Whether a step is one of it; not where that cannot be known."""
+        return self.length is not None and step < self.length

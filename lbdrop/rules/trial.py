@@ -1,0 +1,205 @@
+r"""What the noise of each dropout would cost a network that was trained without, beside what over-fitting takes.
+
+Dropout can give at most the gap between held-out and training loss. So at the end of some steps without it, each rate's
+noise is tried alone, at one tenth:
+
+$$ c_l = \bar\ell_{\text{train}}(\text{noise in layer } l) - \bar\ell_{\text{train}}, \qquad
+   g = \max(0,\, \bar\ell_{\text{held out}} - \bar\ell_{\text{train}}) $$
+
+A layer with $c_l > 2g$ by three standard errors is off; twice, for the gap may grow. It would have cost weights their time
+under its noise, or have thrown them for good (LOG.md). All others begin at one rate, whose noise costs what over-fitting
+takes, by one standard error less, and are judged by held-out data from there. The variance of $z / (1 - p)$, and with it
+the cost of a little noise, is $p / (1 - p)$, so that this rate is
+
+$$ \frac{p}{1 - p} = \frac{0.1}{0.9}\, \frac{g}{\sum_l c_l}. $$
+
+Not every gap is over-fitting: held-out data may be harder, as texts of other topics are. In the first epoch, whose batches
+have not been trained on yet, nothing can over-fit; a gap that is there at its end, by four standard errors, is taken off.
+That is asked where the length of an epoch is known, from ``examples``, and in time.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lbdrop.dropout import logit_of
+from lbdrop.rules.around import Around
+from lbdrop.rules.bound import Evaluation
+
+__all__ = [
+    "BALANCE",
+    "BEGAN",
+    "BEGIN",
+    "RATE",
+    "SHIFT",
+    "STEPS",
+    "alone",
+    "balanced",
+    "costs",
+    "harder",
+    "noisy",
+    "plain",
+    "shift",
+    "shift_of",
+    "sums_of",
+    "too_dear",
+    "turn",
+    "within",
+]
+
+# The rate at which noise is tried, wherever rates begin, through how many masks in a step, and in how many steps. Masks go one
+# by one: to run them together takes a small network longer.
+RATE, MASKS, STEPS = 0.1, 2, 20
+# So many rates at a time, more only if not all would have their turn: a model may have very many.
+AT_ONCE = 4
+# How many gaps the cost has to be above, and by how many standard errors. They take every draw for a new example, and are
+# too small where data are few.
+GAPS, SURE = 2.0, 3.0
+# By how many standard errors, of how many looks at least, held-out data have to be harder from the beginning for it to count.
+HARDER, LOOKS = 4.0, 5
+# Where rates may begin: from the edges it is far to anywhere else.
+LEAST, MOST = 0.05, 0.5
+# Where what is summed up lies among the rows of :class:`~lbdrop.rules.slopes.Slopes`: of the trial, of how much harder held-out
+# data are, of the looks that :mod:`lbdrop.rules.balance` is about, and the step that rates began to move at.
+BEGIN, SHIFT, BALANCE, BEGAN = slice(0, 9), slice(9, 12), slice(12, 18), 18
+
+
+def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
+    """Which rates are tried in a step; those without a gradient stay as they are, and never are."""
+    learned = [rate for rate, logit in enumerate(logits) if logit.requires_grad]
+    count = min(len(learned), max(AT_ONCE, -(-len(learned) // STEPS)))
+    return sorted(learned[(step * count + i) % len(learned)] for i in range(count))
+
+
+def plain(
+    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss without dropout."""
+    return _losses(evaluation, logits, logits, generator)
+
+
+def noisy(
+    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss under one mask at the present rates; of those that stay what they are, without."""
+    return _losses(evaluation, logits, [logit for logit in logits if not logit.requires_grad], generator, masks=1)
+
+
+def alone(
+    evaluation: Evaluation, logits: Sequence[Tensor], rate: int, generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss under one mask of one rate, as it is; without those of all others."""
+    return _losses(evaluation, logits, [logit for logit in logits if logit is not logits[rate]], generator, masks=1)
+
+
+def costs(
+    evaluation: Evaluation, logits: Sequence[Tensor], which: Sequence[int], generator: torch.Generator | None
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch which"]]:
+    """Each example's loss without dropout, and what the noise of each of these rates alone adds to it."""
+    with torch.no_grad():
+        without = plain(evaluation, logits, generator)
+        found = []
+        for rate in which:
+            logit = logits[rate]
+            kept = logit.clone()
+            try:
+                logit.fill_(logit_of(RATE))
+                found.append(_losses(evaluation, logits, [a for a in logits if a is not logit], generator) - without)
+            finally:
+                logit.copy_(kept)
+    return without, torch.stack(found, 1)
+
+
+def sums_of(
+    costs: Float[Tensor, "batch which"],
+    which: Sequence[int],
+    rates: int,
+    trained: Float[Tensor, "batch"],
+    held_out: Float[Tensor, "other"],
+) -> Float[Tensor, "9 rates"]:
+    """Number, sum and sum of squares of the costs, and of losses of training and held-out examples, the same for all rates."""
+    moments = [
+        torch.stack([torch.ones_like(each), each, each**2]).sum(1).double()
+        for each in (costs, trained[:, None], held_out[:, None])
+    ]
+    tried = moments[0].new_zeros(3, rates).index_copy(1, torch.tensor(which, device=costs.device), moments[0])
+    return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:])])
+
+
+def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], rates: int) -> Float[Tensor, "3 rates"]:
+    """Number, sum and square of how much harder held-out examples are than some that have not been trained on yet."""
+    harder = held_out.double().mean() - fresh.double().mean()
+    return torch.stack([torch.ones_like(harder), harder, harder**2])[:, None].expand(3, rates)
+
+
+def too_dear(sums: Float[Tensor, "rows rates"]) -> list[bool]:
+    """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
+    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums[BEGIN])
+    error = (cost_variance + GAPS**2 * gap_variance).sqrt()
+    surely = cost - GAPS * gap.clamp(min=0) > SURE * error
+    endless = ~cost.isfinite() & (sums[0] > 0)
+    return (surely | endless).tolist()
+
+
+def balanced(sums: Float[Tensor, "rows rates"], left: Sequence[bool]) -> float:
+    """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
+    (cost, _), gap = _cost_and_gap(sums[BEGIN])
+    of_all = cost[torch.tensor(left, device=cost.device)].sum()
+    total, taken = torch.stack([of_all, _taken(gap, sums)]).tolist()
+    if math.isnan(taken):  # of no example, or of one: nothing is known
+        return RATE
+    if total <= 0:
+        return MOST if taken else LEAST
+    return within(RATE / (1 - RATE) * taken / total if math.isfinite(total) else 0.0)
+
+
+def within(odds: float) -> float:
+    """The rate of these odds, where it is one to begin at, else the nearest."""
+    return MOST if odds == math.inf else min(max(odds / (1 + odds), LEAST), MOST)
+
+
+def _taken(gap: tuple[Tensor, Tensor], sums: Float[Tensor, "rows rates"]) -> Float[Tensor, ""]:
+    """What over-fitting takes: of the gap what is neither chance nor there from the beginning."""
+    by, variance = shift(sums)
+    return (gap[0] - by - (gap[1] + variance).sqrt()).clamp(min=0)[0]
+
+
+def shift(sums: Float[Tensor, "rows rates"]) -> tuple[Tensor, Tensor]:
+    """By how much held-out data are harder, and its variance; 0 where that may be chance."""
+    return harder(sums[SHIFT])
+
+
+def harder(sums: Float[Tensor, "3 *rates"]) -> tuple[Tensor, Tensor]:
+    """The same, of the sums of :func:`shift_of` alone."""
+    count, total, squares = sums
+    mean = total / count
+    variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
+    sure = (mean > HARDER * variance.sqrt()) & (count >= LOOKS)
+    return torch.where(sure, mean, 0.0), torch.where(sure, variance, 0.0)
+
+
+def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Each as a mean and its variance, for every rate."""
+    count, total, squares = sums.view(3, 3, -1).unbind(1)
+    mean = total / count
+    cost, trained, held_out = zip(mean, (squares / count - mean**2).clamp(min=0) / (count - 1), strict=True)
+    return cost, (held_out[0] - trained[0], held_out[1] + trained[1])
+
+
+def _losses(
+    evaluation: Evaluation,
+    logits: Sequence[Tensor],
+    quiet: Sequence[Tensor],
+    generator: torch.Generator | None,
+    masks: int = MASKS,
+) -> Float[Tensor, "batch"]:
+    """Each example's training loss without dropout where rates are quiet, and with it elsewhere."""
+    found = []
+    for _ in range(1 if len(quiet) == len(logits) else masks):
+        around = Around(logits, 0.0, quiet=quiet, generator=generator)
+        with around.opened():
+            found.append(evaluation.sampled(around, 1)[0].float())
+    return found[0] if len(found) == 1 else torch.stack(found).mean(0)

@@ -1,0 +1,141 @@
+r"""Back to plain torch: the deterministic pass $z \to \sigma(\alpha)$ folded into the weights, no layer of ours left."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.sites import huggingface
+from lbdrop.sites.attention import LearnableAttention
+from lbdrop.sites.convert import Inserted, replace_modules
+from lbdrop.sites.graph import HOMOGENEOUS, Neighbours, neighbours
+from lbdrop.sites.lora import GatedRanks
+from lbdrop.sites.recurrent import LearnableRecurrent
+
+__all__ = ["bake"]
+
+WRAPPERS = (LearnableAttention, LearnableRecurrent, GatedRanks)  # each folds its own dropout, by plain()
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def bake(model: nn.Module) -> Any:
+    """A copy of ``model`` in eval mode that computes its deterministic pass with plain torch modules alone.
+
+    Inverted masks need nothing: their mean is the identity. The gain of other masks goes into the weights behind the
+    dropout, or into those before it; where there are neither, into a diagonal linear layer in its place.
+
+    Example:
+        >>> import lbdrop
+        >>> net = nn.Sequential(nn.Linear(4, 8), lbdrop.LearnableDropout(8, scale="none"), nn.Linear(8, 2))
+        >>> bake(net)
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): Identity()
+          (2): Linear(in_features=8, out_features=2, bias=True)
+        )
+    """
+    model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
+    gains = {name: layer.gain() for name, layer in noise_layers(model).items()}
+    return unwrap(fold(model, gains))
+
+
+def fold(model: Any, gains: dict[str, Tensor]) -> Any:
+    """Multiply each dropout's units by its gain, in the weights around it, and leave plain modules in its place."""
+    around = neighbours(model) if any((gain != 1).any() for gain in gains.values()) else {}
+    wrapped = {id(inner) for module in model.modules() if isinstance(module, WRAPPERS) for inner in module.modules()}
+    new: dict[str, nn.Module] = {}
+    for name, gain in gains.items():
+        if id(model.get_submodule(name)) in wrapped or name.endswith("learned_attention_dropout"):
+            continue  # these fold their own
+        new[name] = nn.Identity()
+        if (gain != 1).any() and not _into_neighbours(model, around[name], gain):
+            new[name] = _diagonal(name, model, gain)
+    return replace_modules(model, new)
+
+
+def unwrap(model: Any) -> Any:
+    """Give attention, recurrent, gated and inserted wrappers back as the modules they were made from."""
+    plain = {name: module.plain() for name, module in model.named_modules() if isinstance(module, WRAPPERS)}
+    model = replace_modules(model, plain)
+    model = replace_modules(model, {n: m[0] for n, m in model.named_modules() if isinstance(m, Inserted)})
+    huggingface.unroute_attention(model)
+    return model
+
+
+def _into_neighbours(model: nn.Module, around: Neighbours, gain: Tensor) -> bool:
+    consumers = [model.get_submodule(name) for name in around.consumers]
+    if consumers and not around.reused and not any(tied(model, consumer) for consumer in consumers):
+        for consumer in consumers:
+            scale_inputs(consumer, gain)
+        return True
+    producer = model.get_submodule(around.producer) if around.producer else None
+    between = [model.get_submodule(name) for name in around.between]
+    homogeneous = all(isinstance(module, HOMOGENEOUS) for module in between)
+    if producer is not None and homogeneous and not around.reused and not tied(model, producer):
+        scale_outputs(producer, gain)
+        return True
+    return False
+
+
+def tied(model: nn.Module, module: nn.Module) -> bool:
+    """Whether the weight is not this module's alone to change: held by another, or computed by a parametrisation."""
+    weight = module._parameters.get("weight")
+    if weight is None or "parametrizations" in module._modules or module._forward_pre_hooks:
+        return True
+    holders = [m for m in model.modules() for p in m._parameters.values() if p is weight]
+    return len(holders) > 1
+
+
+@torch.no_grad()
+def scale_inputs(module: nn.Module, gain: Tensor) -> None:
+    """Multiply what each unit feeds; a flattened map feeds a block of columns for each channel."""
+    weight = module.get_parameter("weight")
+    if not gain.dim():
+        weight.mul_(gain)
+        return
+    if isinstance(module, TRANSPOSED):
+        weight.mul_(gain.view(-1, *[1] * (weight.dim() - 1)))
+        return
+    groups = getattr(module, "groups", 1)
+    scaled = weight.reshape(groups, weight.shape[0] // groups, gain.numel() // groups, -1) * gain.view(groups, 1, -1, 1)
+    weight.copy_(scaled.reshape(weight.shape))
+
+
+@torch.no_grad()
+def scale_outputs(module: nn.Module, gain: Tensor) -> None:
+    weight = module.get_parameter("weight")
+    if not gain.dim():
+        weight.mul_(gain)
+    elif isinstance(module, TRANSPOSED):
+        weight.mul_(gain.view(1, -1, *[1] * (weight.dim() - 2)))
+    else:
+        weight.mul_(gain.view(-1, *[1] * (weight.dim() - 1)))
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor):
+        bias.mul_(gain)
+
+
+def _diagonal(name: str, model: nn.Module, gain: Tensor) -> nn.Module:
+    """The last resort: a plain linear or convolutional layer that multiplies unit by unit."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, NoiseLayer)
+    if layer.width is None or layer.dims is None:
+        raise DropoutError(f"{name}: run the model once before bake, so that the shape of its input is known")
+    # Rates stay in full precision in a half-precision model; what takes their place must not.
+    logits = {id(other.logit) for other in noise_layers(model).values()}
+    dtype = next((p.dtype for p in model.parameters() if id(p) not in logits), gain.dtype)
+    width, gain = layer.width, gain.expand(layer.width).to(dtype)
+    new: nn.Module
+    if layer.unit_dim == 1 and layer.dims > 2:
+        convolution = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}[layer.dims]
+        new = convolution(width, width, 1, groups=width, bias=False, device=gain.device, dtype=dtype)
+        weight = gain.view(-1, *[1] * (layer.dims - 1))
+    else:
+        new = nn.Linear(width, width, bias=False, device=gain.device, dtype=dtype)
+        weight = torch.diag(gain)
+    with torch.no_grad():
+        new.get_parameter("weight").copy_(weight)
+    return new

@@ -1,0 +1,217 @@
+"""The commands on the pages that start processes or a cluster: each distinct line runs once, in a folder beside the checkout.
+
+Words stay as they are on the page, but for those in ``TWO_MACHINES``. Benchmarks are told in further words to be small.
+Schedules are cut short by :mod:`stand_ins`. To start takes seconds and to work takes none, so lines that differ only in what
+they run in two processes share these, and what wants a cluster shares one. The tests that pytest's lines name run beside these.
+"""
+
+import ast
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+from helpers.documented import PAGES, ROOT, commands, records, stands_alone
+from helpers.stand_ins import SHORT, write_data_sets, write_hook, write_shop
+
+from lbdrop.recommend import Recommender
+from lbdrop.recommend.prepared import prepare
+
+LINES = sorted({shlex.join(words) for page in PAGES for words in commands(page) if stands_alone(words)})
+BENCHMARK = "python -m benchmarks."
+PATIENCE = 240
+"""Seconds after which a process hangs."""
+
+# What is replaced on the lines for two machines: by what, and why.
+TWO_MACHINES = {
+    "--nnodes 2": ("--nnodes 2 --local-addr localhost", "where tests run, a machine's own name may lead nowhere"),
+    "first-machine:29500": ("localhost:{port}", "both are this machine"),
+    "--nproc-per-node 8": ("--nproc-per-node 1", "sixteen processes would wait for its cores"),
+    "/shared/": ("{folder}/", "what both see"),
+}
+
+# The further words that make a benchmark small.
+SMALL = {
+    "big_data": "--rows 4000 --users 100 --items 200 --catalogue 300 --hidden 4 --batch 20 --steps 2",
+    "fuzz": "--examples 5",
+    "processes": "--ranks 1 --users 40 --items 60 --per-user 5 --batch 20 --epochs 1",
+    "scoring": "--users 200 --items 30 --part 100 --k 5 --nodes 1 --rows 1000",
+}
+
+# Benchmarks that another test runs small, with what they found: once is enough.
+ELSEWHERE = {
+    "faults": "tests/recommend/test_crashes.py::test_fit_and_score_survive_twenty_kills_each_bit_for_bit",
+    "service": "tests/benchmarks/test_service_benchmark.py::"
+    "test_a_run_in_small_loses_nothing_and_records_rates_waits_and_memory",
+}
+
+# The words of several lines, each behind a torchrun of its own on the page.
+IN_TURN = """
+import shlex, sys
+from lbdrop.cli import app
+for line in sys.argv[1:]:
+    assert not app(shlex.split(line), standalone_mode=False), line
+"""
+
+# A cluster on this machine; "auto" asks the variable first, so that no other test's cluster is found.
+ON_A_CLUSTER = """
+import contextlib, os, shlex, sys
+import typer
+from benchmarks import scoring
+from lbdrop.cli import app
+programs, lines = {"lbdrop": app, "scoring": typer.Typer()}, [shlex.split(line) for line in sys.argv[1:]]
+programs["scoring"].command()(scoring.main)
+with scoring.cluster_of(1) as address:
+    os.environ["RAY_ADDRESS"] = address
+    scoring.cluster_of = lambda nodes: contextlib.nullcontext(address)
+    for program, *words in lines:
+        assert not programs[program](words, standalone_mode=False), words
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder to work in; the checkout's own results stay as they are."""
+    before = records()
+    yield tmp_path
+    assert records() == before
+
+
+def start(words: list[str], folder: Path, path: str = str(ROOT)) -> subprocess.Popen[str]:
+    """Python with these words, in the folder."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "PYTHONPATH": path}
+    call = [sys.executable, *words]
+    return subprocess.Popen(
+        call, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """What the process said until it ended well."""
+    try:
+        said, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # at this word torchrun ends those it has started
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, said[-5000:]
+    return said
+
+
+# ----------------------------------------------------------------------------------------------------------- how it runs
+
+
+def with_processes(lines: list[str], folder: Path) -> None:
+    write_shop(folder)
+    write_data_sets(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        SHORT["netflix"](patch.setattr, folder)
+        prepare("netflix", folder / "netflix-prize.tar.gz", folder / "data" / "prepared")
+    starts, works = zip(*(line.split(" -m lbdrop ") for line in lines), strict=True)
+    (start_of_all,) = {*starts}
+    (folder / "in_turn.py").write_text(IN_TURN)
+    path = write_hook(folder, "fit", "cifar10", "netflix")
+    end(start(["-m", "torch.distributed.run", *shlex.split(start_of_all)[1:], "in_turn.py", *works], folder, path))
+    records = [json.loads(path.read_text()) for path in folder.glob("experiments/*/results/*.json")]
+    assert len(records) == sum(work.startswith("reproduce ") for work in works)
+    assert all(record["settings"]["epochs"] == 1 for record in records)
+    assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
+
+
+def on_two_machines(lines: list[str], folder: Path) -> None:
+    write_shop(folder)
+    path = write_hook(folder, "fit")
+    (line,) = lines
+    with socket.socket() as held:  # bound here, so that nobody else is given the port; who asks for it may listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("localhost", 0))
+        for written, (here, _) in TWO_MACHINES.items():
+            assert written in line
+            line = line.replace(written, here.format(port=held.getsockname()[1], folder=folder))
+        machines = [start(["-m", "torch.distributed.run", *shlex.split(line)[1:]], folder, path) for _ in range(2)]
+        try:
+            said = [end(machine) for machine in machines]
+        finally:
+            for machine in machines:  # where one fails, the other would wait for it
+                machine.terminate()
+    assert sum("model written in" in " ".join(each.split()) for each in said) == 1  # by the first process of both alone
+    assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
+
+
+def on_a_cluster(lines: list[str], folder: Path) -> None:
+    write_shop(folder)
+    Recommender("ease", progress=False).fit(pl.read_csv(folder / "likes.csv")).save(folder / "model")
+    score, benchmark = lines
+    small = f"{benchmark.removeprefix(BENCHMARK)} {SMALL['scoring']} --out record.json"
+    end(start(["-c", ON_A_CLUSTER, score, small], folder))
+    asked, scored = pl.read_parquet(folder / "histories.parquet"), pl.read_parquet(folder / "scores")
+    assert scored["user_id"].unique().sort().equals(asked["user_id"].unique().sort())
+    assert json.loads((folder / "record.json").read_text())["the same rows"]
+
+
+def in_small(lines: list[str], folder: Path) -> None:
+    (words,) = map(shlex.split, lines)
+    name = words[2].removeprefix("benchmarks.")
+    path = write_hook(folder, "fuzz") if name == "fuzz" else str(ROOT)
+    end(start([*words[1:], *shlex.split(SMALL[name]), "--out", "record.json"], folder, path))
+    assert json.loads((folder / "record.json").read_text())
+
+
+def elsewhere(lines: list[str], folder: Path) -> None:
+    for line in lines:
+        file, _, test = ELSEWHERE[line.split()[2].removeprefix("benchmarks.")].partition("::")
+        assert test in claims_of(ROOT / file)
+        assert line.split()[2] in (ROOT / file).read_text()
+
+
+def beside_these(lines: list[str], folder: Path) -> None:
+    for named in (ROOT / word for line in lines for word in shlex.split(line)[1:]):
+        assert named.is_relative_to(ROOT / "tests")  # all of which the suite runs
+        assert any(map(claims_of, named.glob("test_*.py") if named.is_dir() else [named])), named
+
+
+def claims_of(file: Path) -> list[str]:
+    found = [each.name for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)]
+    return [name for name in found if name.startswith("test_")]
+
+
+# By how lines begin; all that begin so run together.
+HOW: dict[tuple[str, ...], Callable[[list[str], Path], None]] = {
+    ("torchrun --nnodes 2 ",): on_two_machines,
+    ("torchrun --standalone ",): with_processes,
+    ("lbdrop recommend score ", f"{BENCHMARK}scoring"): on_a_cluster,
+    **{(BENCHMARK + name,): in_small for name in SMALL if name != "scoring"},
+    tuple(BENCHMARK + name for name in ELSEWHERE): elsewhere,
+    ("pytest ",): beside_these,
+}
+
+
+@pytest.mark.parametrize("begin", HOW, ids=", ".join)
+def test_the_lines_run(begin: tuple[str, ...], folder: Path) -> None:
+    HOW[begin]([line for line in LINES if line.startswith(begin)], folder)
+
+
+def test_every_line_has_one_way_to_run_and_every_way_a_line() -> None:
+    for line in LINES:
+        assert sum(line.startswith(begin) for begin in HOW) == 1, f"{line}: want a line that begins as one of {[*HOW]}"
+    for begin in (begin for group in HOW for begin in group):
+        assert any(line.startswith(begin) for line in LINES), begin
+
+
+def test_a_schedule_that_could_not_be_cut_short_ends_the_process(folder: Path) -> None:
+    process = start(["-c", "print('hours')"], folder, write_hook(folder, "no such experiment"))
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "KeyError" in said
+    assert "hours" not in said

@@ -1,0 +1,195 @@
+"""Documentation cannot rot: its code is run, its links lead somewhere, and its numbers are those of the results."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.documented import FENCED, PAGES, ROOT, name
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import lbdrop
+
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
+
+
+def code(path: Path) -> str:
+    """The Python blocks of a page at their own lines, found line by line: not as those that run are, to compare with."""
+    inside, lines = False, []
+    for line in path.read_text().splitlines():
+        fence = line.startswith("```")
+        lines.append(line if inside and not fence else "")
+        if fence:
+            inside = not inside and line.strip() == "```python"
+    return "\n".join(lines)
+
+
+def preamble() -> dict[str, Any]:
+    """What the pages take as given."""
+    x, y = torch.randn(16, 64), torch.randint(0, 10, (16,))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    return {"torch": torch, "nn": nn, "F": F, "lbdrop": lbdrop, "model": model, "x": x, "y": y,
+            "train": TensorDataset(x, y), "__name__": "page"}  # fmt: skip
+
+
+def shape(text: str) -> list[str]:
+    """Words without their numbers, which differ between machines."""
+    return re.sub(r"\d[\d.]*(?:e-?\d+)?", "0", text).split()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_of_a_page_runs_and_prints_what_stands_below_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what a page writes beside itself stays out of the checkout
+    names, said, text = preamble(), "", page.read_text()
+    for found in FENCED.finditer(text):
+        if found[1].strip() == "python":
+            above = "\n" * (text.count("\n", 0, found.start()) + 1)  # so that an error names the line of the page
+            exec(compile(above + found[2], str(page), "exec"), names)
+            said = capsys.readouterr().out
+        elif found[1].strip() == "text":
+            assert shape(said) == shape(found[2]), said
+
+
+def test_an_output_may_differ_in_its_numbers_alone() -> None:
+    assert shape("rate 0.25, 1 left") == shape("rate 1e-3,\n12 left")
+    assert shape("rate 0.25, 1 left") != shape("rate 0.25, 1 right")
+
+
+def test_code_is_found_at_its_own_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text\n\n```python\na = 1\n```\n\n```\nnot code\n```\n\n```python\nb = a\n```\n")
+    assert code(page).splitlines() == ["", "", "", "a = 1", "", "", "", "", "", "", "", "b = a"]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{name(page)}: {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
+
+
+def table(name: str) -> list[str]:
+    """The numbers of one marked table of the README."""
+    text = (ROOT / "README.md").read_text().partition(f"<!-- {name} table -->")[2].partition("\n\n")[0]
+    rows = text.strip().splitlines()[2:]
+    return re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", "\n".join(rows))
+
+
+def test_the_numbers_of_the_readmes_toy_table_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/toy/results/toy.json").read_text()
+    known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))
+    assert len(table("toy")) >= 16
+    assert not set(table("toy")) - known
+
+
+def test_the_numbers_of_the_readmes_cifar10_table_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/cifar10/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
+    assert len(table("cifar10")) > 60
+    assert not set(table("cifar10")) - known
+
+
+def test_the_numbers_of_the_camvid_tables_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/camvid/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
+    assert len(table("camvid")) > 50
+    assert not set(table("camvid")) - known - {"0.2"}  # the fixed rate
+    page = (ROOT / "experiments/camvid/README.md").read_text().partition("## Finding")[2]
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    assert not set(re.findall(r"(?<![\w.])\d[\d.]*", rows)) - known
+
+
+def test_the_numbers_of_the_readmes_variance_table_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/variance.json").read_text())
+    known = {"1", "2", "4", "8"}
+    for cell in record["summary"]:
+        if cell["scale"] == "inverted":
+            for entry in cell["estimators"].values():
+                known |= {f"{entry['relative_per_call']:.3f}", f"{entry['merit']:.3f}", f"{entry['time_relative']:.3g}"}
+    assert len(table("variance")) > 30
+    assert not set(table("variance")) - known
+
+
+def test_the_numbers_of_the_readmes_overhead_table_are_those_of_its_results() -> None:
+    known = {"20"}
+    for device in ("cpu", "cuda"):
+        record = json.loads((ROOT / f"benchmarks/results/overhead-{device}.json").read_text())
+        for group in (value for value in record.values() if "contestants" in value):
+            known |= {f"{entry['time_ratio']:.2f}" for entry in group["contestants"].values()}
+    assert len(table("overhead")) > 10
+    assert not {n for n in table("overhead") if "." in n} - known
+
+
+def test_the_numbers_of_the_readmes_netflix_table_are_those_of_its_results() -> None:
+    results = (ROOT / "experiments/collaborative/results/table.md").read_text()
+    known = set(re.findall(r"(?<![\w.])\d[\d.]*", results)) | {"20", "50", "100"}
+    assert len(table("netflix")) > 24
+    assert not set(table("netflix")) - known
+
+
+def test_the_numbers_of_the_readmes_recommender_table_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/recommender-cuda.json").read_text())
+    known = {"2"}
+    for entry in record["epoch"].values():
+        known |= {f"{entry['seconds']:.3g}", f"{entry['seconds']:.2f}", f"{entry['speedup_over_dense_loop']:.1f}"}
+        known |= {f"{entry['ratio_to_floor']:.1f}"} if "ratio_to_floor" in entry else set()
+    assert len(table("recommender")) >= 8
+    assert not set(table("recommender")) - known
+
+
+def test_the_numbers_of_the_reliability_pages_fuzz_table_are_those_of_its_results() -> None:
+    total = json.loads((ROOT / "benchmarks/results/fuzz.json").read_text())["total"]
+    row = (ROOT / "docs/reliability.md").read_text().partition("<!-- fuzz table -->")[2].strip().splitlines()[2]
+    assert re.findall(r"\d+", row) == [str(total[name]) for name in ("inputs", "refused", "accepted", "tracebacks")]
+
+
+def test_the_numbers_of_the_reliability_page_on_big_data_are_those_of_its_results() -> None:
+    record = json.loads((ROOT / "benchmarks/results/big_data.json").read_text())
+    page = (ROOT / "docs/reliability.md").read_text()
+    assert record["prepare"]["as_expected"]
+    assert f"| {record['prepare']['rows']:,}: every count" in page
+    assert f"| {record['prepare']['peak_bytes'] / 1e9:.1f} GB |" in page
+    assert f"| {record['train']['peak_bytes'] / 1e9:.1f} GB, of which" in page
+    assert f"| {record['train']['bytes_of_one_dense_table'] / 1e9:.1f} GB; the plain loss" in page
+
+
+def test_the_numbers_of_the_reliability_page_on_service_processes_scoring_and_faults_are_those_of_their_results() -> (
+    None
+):
+    page = (ROOT / "docs/reliability.md").read_text()
+    found = {
+        name: json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        for name in ("service", "processes-cpu", "scoring", "faults")
+    }
+    for level in found["service"]["levels"]:
+        assert (
+            f"| {level['clients']} | {level['requests_per_second']:.0f} | {level['p50_ms']:.1f} | {level['p99_ms']:.1f} | 0 |"
+            in page
+        )
+        assert level["requests"] == level["answered"]
+    one, two = (found["processes-cpu"]["processes"][ranks] for ranks in "12")
+    assert (
+        f"{two['seconds']:.2f} s and one of a single process with one thread {one['seconds']:.2f} s: {two['speed']:.2f} ×"
+        in page
+    )
+    for engine in ("one process", "ray"):
+        assert f"| {found['scoring'][engine]['users_per_second']:,.0f} |" in page
+    for watched in found["scoring"]["memory"]:
+        assert f"{watched['peak_bytes'] / 2**20:,.0f} MiB" in page
+    for verb in ("fit", "score"):
+        faults, checked = found["faults"][verb]["faults"], found["faults"][verb]["checked"]
+        kinds = " | ".join(str(faults[kind]) for kind in ("moment", "operation", "Ctrl-C", "full disk"))
+        whole, same = checked["outputs after a fault, whole"], checked["results the same to the last bit"]
+        assert f"| {verb} | {kinds} | {whole} | {same} |" in page

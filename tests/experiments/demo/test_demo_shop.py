@@ -1,0 +1,103 @@
+"""The demo's shop: contestants measured on the same new customers, sentences and cards that follow from the numbers."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.demo import chapter_shop as page
+from experiments.demo import shop as demo_shop
+from experiments.demo.shop import CONTESTANTS, LEARNED, ORACLE, ShopSettings
+from lbdrop.recommend import Recommender
+from lbdrop.recommend.shop import generate_shop
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    found = demo_shop.run(ShopSettings.quick())
+    return json.loads(json.dumps(found), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+def test_every_contestant_and_the_oracle_are_measured_on_the_same_customers(result: dict[str, Any]) -> None:
+    entries = {entry["name"]: entry for entry in result["contestants"]}
+    assert list(entries) == [*CONTESTANTS, ORACLE]
+    assert result["data"]["test"] <= ShopSettings.quick().held_out
+    assert result["data"]["users"] + ShopSettings.quick().held_out == ShopSettings.quick().users
+    best = entries[ORACLE]["test"]["ndcg@100"]["mean"]
+    assert all(entry["test"]["ndcg@100"]["mean"] <= best for entry in entries.values())
+    assert entries["EASE"]["test"]["ndcg@100"]["mean"] > entries["popularity"]["test"]["ndcg@100"]["mean"]
+
+
+def test_the_run_ticks_through_the_contestants_and_leaves_randomness_and_threads_alone() -> None:
+    state, threads, seen = torch.get_rng_state(), torch.get_num_threads(), []
+    demo_shop.run(ShopSettings(users=300, items=60, held_out=50, epochs=1), seen.append)
+    assert seen == list(CONTESTANTS)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.01, 0.03, "better in this run"), (-0.03, -0.01, "worse in this run"), (-0.01, 0.03, "no clear difference")],
+)
+def test_a_sentence_follows_from_its_interval(low: float, high: float, verdict: str, result: dict[str, Any]) -> None:
+    compared = {"rival": "EASE", "measure": "ndcg@100", "difference": (low + high) / 2, "interval": [low, high]}
+    sentences = demo_shop.findings(result | {"comparisons": [compared]})
+    assert sentences[1].startswith("Against EASE")
+    assert sentences[1].endswith(f": {verdict}.")
+
+
+def test_intervals_are_over_customers_paired(result: dict[str, Any]) -> None:
+    ndcg = {entry["name"]: entry["test"]["ndcg@100"]["mean"] for entry in result["contestants"]}
+    assert [each["rival"] for each in result["comparisons"]] == [name for name in CONTESTANTS if name != LEARNED]
+    for each in result["comparisons"]:
+        assert each["difference"] == pytest.approx(ndcg[LEARNED] - ndcg[each["rival"]], abs=1e-6)
+        assert each["interval"][0] < each["difference"] < each["interval"][1]
+
+
+def test_example_customers_have_one_two_and_three_tastes_and_are_shown_nothing_they_have(
+    result: dict[str, Any],
+) -> None:
+    assert [len(each["tastes"]) for each in result["examples"]] == [1, 2, 3]
+    for each in result["examples"]:
+        assert sum(taste["share"] for taste in each["tastes"]) == pytest.approx(1, abs=0.01)
+        had = {item["title"] for item in each["history"]}
+        assert not had & {item["title"] for item in each["recommended"]}
+        assert {item["title"] for item in each["explained"]} <= had
+        assert sum(item["found"] for item in each["recommended"]) <= each["hidden"]
+
+
+def test_rates_are_those_of_the_learned_model_item_by_item(result: dict[str, Any]) -> None:
+    settings = ShopSettings.quick()
+    shop = generate_shop(settings.users, settings.items, settings.seed)
+    order = np.random.default_rng(settings.seed).permutation(settings.users)
+    known = shop.interactions.filter(shop.interactions["user_id"].is_in(order[settings.held_out :].tolist()))
+    model = Recommender(method="sivae-lbd", epochs=settings.epochs, progress=False).fit(known)
+    assert [each["rate"] for each in result["rates"]] == pytest.approx(model.rates()["rate"].to_list(), abs=1e-4)
+    assert [each["likes"] for each in result["rates"]] == model.rates()["likes"].to_list()
+
+
+def test_the_figure_has_a_speck_for_every_item_and_the_cards_escape_their_titles(result: dict[str, Any]) -> None:
+    assert page.rates_by_likes(result).count("<circle") == ShopSettings.quick().items
+    customer = result["examples"][0]
+    harmful = customer | {"recommended": [customer["recommended"][0] | {"title": "<b>tea</b>", "found": True}]}
+    cards = page.customers(result | {"examples": [harmful]})
+    assert "&lt;b&gt;tea" in cards
+    assert "<b>" not in cards
+    assert "✓" in cards
+
+
+def test_the_best_contestant_is_bold_and_the_oracle_never(result: dict[str, Any]) -> None:
+    table = page.scores(result)
+    rows = re.findall(r"<tr.*?</tr>", table)[1:]
+    bold = [re.search(r"</i>(.*?)</th>", row).group(1) for row in rows if "class=best" in row]  # type: ignore[union-attr]
+    assert bold
+    assert "oracle" not in bold
+    assert "oracle" in rows[-1]
+
+
+def test_round_counts_are_ones_twos_and_fives() -> None:
+    assert page._round_counts(3, 240) == [5, 10, 20, 50, 100, 200]

@@ -1,0 +1,195 @@
+"""Self-tuning: where the best rate is known it is found, from any start; and nothing but the held-out loss moves a rate."""
+
+import pytest
+import torch
+from helpers.small_self_tuned import crossed, small, stirred
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import Objective, SelfTuning, parameter_groups
+from lbdrop.objective import _Batch
+
+# ------------------------------------------------------------------------------------------------- a known right answer
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x)[:, 0] - y) ** 2
+
+
+def regression(noise: float = 3.0) -> tuple[Pair, Pair]:
+    g = torch.Generator().manual_seed(0)
+    w = 0.5 * torch.randn(40, generator=g)
+
+    def some(n: int) -> Pair:
+        x = torch.randn(n, 40, generator=g)
+        return x, x @ w + noise * torch.randn(n, generator=g)
+
+    return some(60), some(2000)
+
+
+def held_out_loss(train: Pair, held: Pair, rate: float) -> float:
+    """Dropout of a linear regression's inputs is ridge: min ‖y − Xw‖² + rate/(1−rate)·Σ_j (XᵀX)_jj w_j²."""
+    x, y = train
+    gram = x.T @ x
+    w = torch.linalg.solve(gram + rate / (1 - rate) * torch.diag(gram.diagonal()), x.T @ y)
+    return float(((held[0] @ w - held[1]) ** 2).mean())
+
+
+@pytest.mark.parametrize("start", [0.05, 0.8])
+def test_the_best_rate_of_a_linear_regression_is_found_from_far_below_and_far_above(start: float) -> None:
+    train, held = regression()
+    grid = [i / 50 for i in range(1, 48)]
+    best = min(grid, key=lambda rate: held_out_loss(train, held, rate))
+    torch.manual_seed(0)
+    model = lbdrop.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)), verbose=False)
+    objective = Objective(model, SelfTuning(model, [held], steps=900, share=0.8, start=start, masks=4))
+    optimizer = torch.optim.Adam(parameter_groups(model, lr=0.02, rate_lr=0.02))
+    for _ in range(900):
+        optimizer.zero_grad()
+        objective(squares, *train).backward()
+        optimizer.step()
+    assert model[0].p == pytest.approx(best, abs=0.1)
+    assert best == pytest.approx(0.32)  # neither end of the grid
+
+
+def test_where_every_rate_hurts_dropout_is_switched_off() -> None:
+    train, held = regression(noise=0.0)  # no noise, as many equations as it takes: nothing to hold back
+    torch.manual_seed(0)
+    model = lbdrop.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)), verbose=False)
+    objective = Objective(model, SelfTuning(model, [held], steps=600, masks=2))
+    optimizer = torch.optim.Adam(parameter_groups(model, lr=0.02, rate_lr=0.02))
+    for _ in range(600):
+        optimizer.zero_grad()
+        objective(squares, *train).backward()
+        optimizer.step()
+    assert model[0].keep == 1.0
+    assert not model[0].logit.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------------------- one step
+
+
+def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=3))
+    stirred(model)
+    moved = []
+    for _ in range(12):
+        model.zero_grad()
+        before = model[0].logit.detach().clone()
+        objective(crossed, x, y).backward()
+        moved.append(not torch.equal(model[0].logit, before))
+        assert model[0].logit.grad is None
+        assert model[1].weight.grad.abs().sum() > 0
+        assert model[3].responses["8"].stretch.grad.abs().sum() > 0
+    # The first looks only fill the window.
+    assert moved == [False] * 8 + [True] + [False] * 2 + [True]
+
+
+def test_a_short_run_looks_oftener() -> None:
+    model, x, y = small()
+    # Forty looks in two fifths of the steps, where there are as many.
+    for steps, every in ((10, 1), (300, 3), (10_000, 8)):
+        assert SelfTuning(model, [(x, y)], steps=steps).every == every
+    assert SelfTuning(model, [(x, y)], steps=10, every=5).every == 5
+
+
+def test_without_a_response_the_held_out_loss_does_not_know_the_rates() -> None:
+    model, x, y = small()
+    rule = SelfTuning(model, [(x, y)], steps=100)
+    _, slopes = rule.look(_Batch(Objective(model, rule), crossed, (x, y)))
+    assert not slopes.any()
+
+
+def test_the_slope_is_that_of_each_held_out_loss_through_the_responses() -> None:
+    torch.manual_seed(0)
+    model, x, y = small()
+    x = x.double()
+    rule = SelfTuning(model.double(), [(x, y)], steps=100)
+    stirred(model.double())
+    offsets, slopes = rule.look(_Batch(Objective(model, rule), crossed, (x, y)))
+    assert offsets.std() == pytest.approx(1.0, abs=0.4)
+    assert offsets.shape == slopes.shape == (20, 2)
+
+    def shifted(by: float, which: int) -> Tensor:
+        there = offsets.clone()
+        there[:, which] += by
+        for layer in rule.layers.values():
+            layer.offsets = there
+        loss = crossed(model.eval(), x, y)
+        for layer in rule.layers.values():
+            layer.offsets = None
+        return loss.detach()
+
+    for which in range(2):
+        expected = (shifted(1e-4, which) - shifted(-1e-4, which)) / 2e-4
+        torch.testing.assert_close(slopes[:, which], expected, atol=1e-6, rtol=0)
+        assert expected.abs().max() > 1e-3
+
+
+def test_each_example_is_masked_at_its_own_rate() -> None:
+    torch.manual_seed(0)
+    layer = lbdrop.LearnableDropout(rate=0.5)
+    layer.offsets = torch.tensor([[-2.0], [0.0], [2.0]])
+    mask = layer.draw(1, (3, 4000), torch.ones(3, 4000), None)[0]
+    assert torch.allclose(mask.mean(1), torch.sigmoid(layer.offsets[:, 0]), atol=0.03)
+    # Inverted scaling by each example's own keep rate leaves the mean as it is.
+    assert torch.allclose(layer.masked(torch.ones(3, 4000), mask).mean(1), torch.ones(3), atol=0.15)
+
+
+@pytest.mark.parametrize("masks", [1, 3])
+def test_many_masks_and_one_give_one_loss_and_leave_no_offsets(masks: int) -> None:
+    model, x, y = small()
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, masks=masks))
+    loss = objective(crossed, x, y)
+    assert loss.shape == ()
+    loss.backward()
+    assert all(layer.offsets is None for layer in objective.layers.values())
+
+
+def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+    lbdrop.convert(model, verbose=False)
+    x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    rule = SelfTuning(model, [(100 + x, y)], steps=100, plain=0.0, every=1)
+    model[3].eval()
+    objective = Objective(model, rule)
+    objective(crossed, x, y).backward()
+    assert int(model[1].num_batches_tracked) == 1
+    assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
+    assert [module.training for module in model] == [True, True, True, False]
+
+
+def test_every_parameter_is_in_one_group_and_responses_learn_like_rates() -> None:
+    model, x, y = small()
+    SelfTuning(model, [(x, y)], steps=100)
+    groups = parameter_groups(model, lr=1e-3, rate_lr=0.02, weight_decay=0.1)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    assert [group["lr"] for group in groups] == [1e-3, 0.02, 0.02]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0, 0.0]
+
+
+def test_calls_without_gradients_are_no_steps() -> None:
+    model, x, y = small()
+    rule = SelfTuning(model, [(x, y)], steps=100)
+    objective = Objective(model, rule)
+    for _ in range(4):
+        objective(crossed, x, y).backward()
+        with torch.no_grad():
+            objective(crossed, x, y)
+    assert rule.slopes.steps == 4
+
+
+def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
+    model, x, y = small()
+    model[0].logit.requires_grad_(False)
+    objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1))
+    stirred(model)
+    for _ in range(10):
+        objective(crossed, x, y).backward()
+    assert model[0].p == pytest.approx(0.3)
+    assert model[3].p != pytest.approx(0.1, abs=1e-4)

@@ -1,0 +1,73 @@
+"""Settled rates stay, masks are drawn at them, and held-out examples are given back to training at their share."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_self_tuned import crossed, small
+from torch import Tensor, nn
+
+from lbdrop import DropoutError, Objective, SelfTuning
+
+
+def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
+    """A rule whose rates are settled after one step, with held-out examples that can be told from the others."""
+    model, x, y = small()
+    held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
+    objective = Objective(model, SelfTuning(model, held, steps=100, share=0.01, **options))
+    objective(crossed, x, y)
+    return model, objective, x, y
+
+
+@pytest.mark.parametrize("examples", [None, 7])
+def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(examples: int | None) -> None:
+    _, objective, x, y = settled(examples=examples)
+    seen: list[float] = []
+    batches = []
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        seen.extend(x[x[:, 0] > 90, 0].tolist())
+        batches.append(len(x))
+        return crossed(model, x, y)
+
+    for _ in range(10):
+        objective(losses, x[:5], y[:5])
+    assert set(batches) == {5}
+    # 3 of all 10 examples are held out: of 50 that were trained on, 15 are, each as often as the others.
+    assert sorted(seen) == ([] if examples is None else sorted([100.0, 101.0, 102.0] * 5))
+
+
+def test_when_rates_are_settled_they_stay_and_masks_are_drawn_at_them() -> None:
+    model, objective, x, y = settled()
+    assert objective.rule.settled
+    seen = []
+    model[3].register_forward_hook(lambda layer, inputs, output: seen.append(layer.offsets))
+    for _ in range(3):
+        objective(crossed, x, y).backward()
+    assert seen == [None] * len(seen)
+    assert len(seen) >= 3
+    assert model[0].p == pytest.approx(0.1)
+    assert model[0].logit.grad is None
+    assert model[3].responses["8"].stretch.grad is None
+
+
+def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
+    model, _, x, y = settled()
+    model[0].logit.data.fill_(50.0)
+    other, _, _ = small()
+    again = Objective(other, SelfTuning(other, [(x, y)], steps=10_000, plain=0.0))
+    other.load_state_dict(model.state_dict())
+    again(crossed, x, y).backward()
+    assert other[0].keep == 1.0
+    assert not other[0].logit.requires_grad
+    assert other[3].logit.requires_grad
+    # What stays where it is has nothing to answer to.
+    assert not other[3].responses["8"].stretch.grad[0].any()
+    assert other[3].responses["8"].stretch.grad[1].any()
+
+
+def test_held_out_examples_unlike_the_others_cannot_be_given_back() -> None:
+    _, objective, x, y = settled(examples=7)
+    with pytest.raises(DropoutError, match="want batches like those of training, .* pass examples=None"):
+        for _ in range(3):
+            objective(lambda m, x, y, w: crossed(m, x, y), x, y, y)

@@ -1,0 +1,1 @@
+"""What several tests build on: small models, data and stand-ins."""

@@ -1,0 +1,116 @@
+"""Files and folders that are there whole or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lbdrop.errors import DropoutError
+from lbdrop.io import files
+from lbdrop.io.files import alone, disk_errors, remove, replacing
+
+DEAD = 2**22 + 1
+"""No process has this number: Linux stops at 2²²."""
+
+
+def fill(path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "content").write_text(text)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_the_old_is_whole_until_the_new_is(kind: str, tmp_path: Path) -> None:
+    target, write = tmp_path / "deep" / "target", (fill if kind == "folder" else Path.write_text)
+    content = target / "content" if kind == "folder" else target
+    with replacing(target) as beside:
+        write(beside, "old")
+    for reason in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+        with pytest.raises(type(reason)), replacing(target) as beside:
+            write(beside, "half")
+            raise reason
+        assert content.read_text() == "old"
+        assert os.listdir(target.parent) == ["target"]
+    with replacing(target) as beside:
+        write(beside, "new")
+        assert content.read_text() == "old"
+    assert content.read_text() == "new"
+    assert os.listdir(target.parent) == ["target"]
+
+
+def test_folders_change_places_where_the_system_has_no_word_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: object())
+    for text in ("old", "new"):
+        with replacing(tmp_path / "target") as beside:
+            fill(beside, text)
+    assert (tmp_path / "target" / "content").read_text() == "new"
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_does(tmp_path: Path) -> None:
+    node, alive = files.platform.node(), os.getppid()
+    left = tmp_path / f"a.json.{node}-{DEAD}.part"
+    others = [
+        f"a.json.{node}-{alive}.part",
+        f"b.json.{node}-{DEAD}.part",
+        f"a.json.elsewhere-{DEAD}.part",
+        "a.json.part",
+    ]
+    for name in (left.name, *others):
+        (tmp_path / name).write_text("")
+    with replacing(tmp_path / "a.json") as beside:
+        beside.write_text("{}")
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.json", *others])
+
+
+def test_errors_of_the_disk_keep_their_number_through_other_packages(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as raised, disk_errors(tmp_path):
+        raise RuntimeError("parquet: I/O error: no room (os error 28)")
+    assert raised.value.errno == 28
+    with pytest.raises(RuntimeError, match="shape"), disk_errors(tmp_path):
+        raise RuntimeError("wrong shape")
+
+
+def test_a_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "state", "text")
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # stopped before its files go
+    remove(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+    remove(tmp_path / "never")
+
+
+def test_a_folder_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    code = (
+        "import sys, time; from pathlib import Path; from lbdrop.io.files import alone\n"
+        "with alone(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(DropoutError, match="another one at work there"), alone(place):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+    with alone(place):
+        assert place.exists()
+    assert not place.exists()  # nothing was done in it
+
+
+def test_a_holder_that_took_its_folder_away_leaves_the_next_ones_alone(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    with alone(place):
+        remove(place)
+        following = alone(place)
+        following.__enter__()  # at once, while the first has not quite ended
+    with pytest.raises(DropoutError, match="another one at work there"), alone(place):
+        pass
+    following.__exit__(None, None, None)
+    assert not place.exists()
