@@ -38,7 +38,7 @@ def main(
     settings = method("sivae-lbd", batch=batch)
     if "RANK" in os.environ:
         return _work(settings, users, items, per_user, epochs, Path(os.environ["LBDROP_TIMES"]))
-    device = processes.own_device()
+    device = processes.device_of_this_process()
     target = out or RESULTS / f"processes-{device.type}.json"
     given = {"users": users, "items": items, "per-user": per_user, "batch": batch, "epochs": epochs}
     seconds: dict[int, list[float]] = {}

@@ -138,7 +138,7 @@ class Objective:
         generator: torch.Generator | None = None,
     ):
         # A compiled model is run as it was written: masks share their prefix by vmap, which compiled code does not see.
-        self.core, _ = processes.unwrapped(model)
+        self.core, _ = processes.unwrap(model)
         self.layers = noise_layers(self.core)
         if rule is not None and held_out is not None:
             raise DropoutError("rule and held_out: want one of them; a rule of its own has its own held-out data")
@@ -174,10 +174,10 @@ class Objective:
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        core, wrapper = processes.unwrapped(model)
+        core, wrapper = processes.unwrap(model)
         if core is not self.core:
             raise DropoutError("model: want the objective's own, wrapped; got another one; make an objective for that")
-        known = None if wrapper is None else processes.synchronised(wrapper)
+        known = None if wrapper is None else processes.averaged_parameters(wrapper)
         missing = [name for name, p in core.named_parameters() if known is not None and id(p) not in known]
         if missing:
             raise DropoutError(
@@ -193,8 +193,10 @@ class Objective:
             hold_in_range(self.layers.values())
         self.watch.in_step = torch.is_grad_enabled()
         try:
-            with processes.own_randomness(next(iter(self.layers.values())).logit.device):
-                result = processes.through(self._wrapper, lambda: self.rule.loss(_Batch(self, losses, batch)))
+            with processes.per_process_randomness(next(iter(self.layers.values())).logit.device):
+                result = processes.call_through_wrapper(
+                    self._wrapper, lambda: self.rule.loss(_Batch(self, losses, batch))
+                )
         finally:
             self.watch.in_step = False
         self.watch.backward(result)

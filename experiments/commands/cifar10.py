@@ -57,7 +57,7 @@ def cifar10(
         folder = out if out is not None else Path(recipes.__file__).parent / "results"
         with writing(folder):
             check_writable(folder)
-        device = processes.own_device()
+        device = processes.device_of_this_process()
         images = load(data).to(device)
         others = load_cached(foreign).to(device) if foreign is not None else None
         shifts = recipes.corruptions(images.test) if corruptions else None

@@ -93,7 +93,7 @@ def command(name: str) -> Callable[..., None]:
                             one.seed,
                             split,
                             rate=one.rate,
-                            device=processes.own_device(device),
+                            device=processes.device_of_this_process(device),
                             changes={} if one.method in recipes.RIVALS else changes,
                             training=training,
                             checkpoints=state,

@@ -12,7 +12,7 @@ from rich.progress import Progress, TextColumn
 
 from lbdrop.cli.common import check_writable, importing_experiments, one_line, one_line_errors, writing
 from lbdrop.errors import DropoutError
-from lbdrop.guards.processes import own_device
+from lbdrop.guards.processes import device_of_this_process
 
 __all__ = ["rates"]
 
@@ -123,7 +123,7 @@ def _run_all(jobs: Mapping[Any, Sequence[Any]], folder: Path, at_once: int, cons
 def _checked(device: str | None) -> str:
     """The device, told or found, as a name; an error where there is none such."""
     try:
-        place = own_device(device)
+        place = device_of_this_process(device)
         torch.empty(1, device=place).sum().item()  # "meta" has no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DropoutError(

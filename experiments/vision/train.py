@@ -84,7 +84,7 @@ class Classifier(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         # Without an objective, the plain loop that everybody writes: what time is compared with.
         if self.objective is None:
-            with processes.own_randomness(batch[0].device):
+            with processes.per_process_randomness(batch[0].device):
                 return losses(self.network, *batch).mean()
         return self.objective(losses, *batch)
 
@@ -209,7 +209,7 @@ def fit(
     Under ``torchrun`` all processes call this with the same arguments, and only the first writes and shows anything.
 
     Args:
-        network: the model, on this process's device (:func:`lbdrop.guards.processes.own_device`).
+        network: the model, on this process's device (:func:`lbdrop.guards.processes.device_of_this_process`).
         objective: the objective over it; ``None`` trains on the plain mean loss.
         batches: an iterable of (images, labels) with a length, on the network's device, such as
             :class:`experiments.vision.batches.Batches`; its generator, if it has one, is seeded anew for each epoch. Processes

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.guards.modes import as_at_test
+from lbdrop.guards.modes import eval_mode
 from lbdrop.masks import deterministic
 
 __all__ = [
@@ -199,7 +199,7 @@ def origin(model: nn.Module, call: Callable[[], Any]) -> str:
     hooks = [m.register_forward_hook(leaving(name)) for name, m in leaves]
     hooks.append(model.register_forward_pre_hook(entering, with_kwargs=True))
     try:
-        with as_at_test(model), torch.no_grad(), deterministic(model):
+        with eval_mode(model), torch.no_grad(), deterministic(model):
             call()
     except Exception:  # in search of a reason, another one is of no help
         pass

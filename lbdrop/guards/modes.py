@@ -1,19 +1,22 @@
-"""States for a while, after which all is as it was: modes, where single modules may have their own; kernels; gradients."""
+"""Temporary states of a model, each restored at the end: eval mode, no cuDNN for recurrent layers, frozen parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
-__all__ = ["as_at_test", "recurrent_by_hand", "still"]
+__all__ = ["eval_mode", "frozen", "without_cudnn_recurrence"]
 
 
 @contextmanager
-def as_at_test(model: nn.Module) -> Iterator[None]:
-    """Running statistics, which stay as they are, and no dropout that is not ours."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode: running statistics do not change, and ordinary dropout is off.
+
+    At the end each module has its own mode again, so that a model with some parts in eval mode keeps them so.
+    """
     training = [module for module in model.modules() if module.training]
-    for module in training:  # eval() would go through all of them once more
+    for module in training:  # not eval(), which walks over all children once more
         module.training = False
     try:
         yield
@@ -23,21 +26,21 @@ def as_at_test(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recurrent_by_hand(model: nn.Module) -> Iterator[None]:
-    """cuDNN's recurrent layers have no backward pass in eval mode; torch's own have."""
+def without_cudnn_recurrence(model: nn.Module) -> Iterator[None]:
+    """Switch cuDNN off for a model with recurrent layers: in eval mode cuDNN's have no backward pass, torch's own have."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         yield
 
 
 @contextmanager
-def still(rates: list[nn.Parameter]) -> Iterator[None]:
-    """What is computed here has no gradient for these rates."""
-    moving = [logit for logit in rates if logit.requires_grad]
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Set ``requires_grad`` to False for these parameters: what is computed here has no gradient for them."""
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
     try:
-        for logit in moving:
-            logit.requires_grad_(False)
+        for parameter in learning:
+            parameter.requires_grad_(False)
         yield
     finally:
-        for logit in moving:
-            logit.requires_grad_(True)
+        for parameter in learning:
+            parameter.requires_grad_(True)

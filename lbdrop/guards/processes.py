@@ -19,15 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 from lbdrop.errors import DropoutError
 
 __all__ = [
+    "averaged_parameters",
+    "call_through_wrapper",
     "check_agreement",
     "count",
+    "device_of_this_process",
     "is_first",
-    "own_device",
-    "own_randomness",
+    "per_process_randomness",
     "rank",
-    "synchronised",
-    "through",
-    "unwrapped",
+    "unwrap",
 ]
 
 Result = TypeVar("Result")
@@ -52,7 +52,7 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def own_device(device: torch.device | str | None = None) -> torch.device:
+def device_of_this_process(device: torch.device | str | None = None) -> torch.device:
     """The device of this process: the one told, or a GPU if there is one; of several GPUs each process has its own."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type != "cuda" or count() == 1:
@@ -67,7 +67,7 @@ def own_device(device: torch.device | str | None = None) -> torch.device:
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
+def per_process_randomness(device: torch.device) -> Iterator[None]:
     """Draws of this process alone: they follow from the global random state, which may be the same in all, and the rank."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         yield
@@ -95,7 +95,7 @@ def check_agreement(epochs: int, checkpoints: Path, device: torch.device) -> Non
 # ------------------------------------------------------------------------------------------------------------ wrappers
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+def unwrap(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
     """The model as it was written, and what wraps it for several processes: DDP, Fabric's module, or nothing."""
     model = getattr(model, "_orig_mod", model)  # torch.compile's
     wrapper = None
@@ -105,7 +105,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
     return getattr(model, "_orig_mod", model), wrapper
 
 
-def synchronised(wrapper: nn.Module) -> set[int] | None:
+def averaged_parameters(wrapper: nn.Module) -> set[int] | None:
     """By identity, the parameters whose gradients a wrapper averages; None where it has no need to."""
     for module in (wrapper, getattr(wrapper, "_forward_module", None)):
         if isinstance(module, DistributedDataParallel):
@@ -113,7 +113,7 @@ def synchronised(wrapper: nn.Module) -> set[int] | None:
     return None
 
 
-def through(wrapper: nn.Module | None, step: Callable[[], Result]) -> Result:
+def call_through_wrapper(wrapper: nn.Module | None, step: Callable[[], Result]) -> Result:
     """A step in place of the wrapped model's forward pass: what the wrapper does around one, it does around the step."""
     if wrapper is None or not torch.is_grad_enabled():  # nothing to average: and one process may look by itself
         return step()

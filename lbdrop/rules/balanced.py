@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import LearnableDropout, learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.guards.modes import as_at_test, recurrent_by_hand, still
+from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
 from lbdrop.rules import balance, trial
 from lbdrop.rules.around import Around
@@ -213,18 +213,18 @@ class Balanced:
 
     def _under_noise(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         around = Around(self.logits, 0.0, masks=self.masks, quiet=self._off, generator=self.generator)
-        with around.opened(), still(self.logits):
+        with around.opened(), frozen(self.logits):
             return evaluation.sampled(around, self.masks).mean()
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
         around = Around(self.logits, 0.0)
-        with as_at_test(self.model), torch.no_grad(), around.opened(), use(self.model, around):
+        with eval_mode(self.model), torch.no_grad(), around.opened(), use(self.model, around):
             return evaluation.elsewhere(batch).float()
 
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back."""
         batch = self.held_out.ahead(self.ledger.steps - self.first_epoch.last().start)
-        with as_at_test(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             fresh = trial.plain(evaluation, self.logits, self.generator)
         found = trial.shift_of(fresh, self._held_out_losses(evaluation, batch), 1)[:, 0]
         self.ledger.shift = self.ledger.shift.to(found) + evaluation.summed(found.clone())
@@ -240,7 +240,7 @@ class Balanced:
         held_out = self._held_out_losses(evaluation, self.held_out.next())
         self.last_held_out = held_out.mean()
         plain, prices = self._plain(evaluation)
-        with as_at_test(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             noisy = trial.noisy(evaluation, self.logits, self.generator)
             count = min(ALONE, len(moving))
             turn = [moving[(ledger.looks * count + i) % len(moving)] for i in range(count)]
@@ -267,10 +267,10 @@ class Balanced:
 
     def _plain(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch"], list[Tensor]]:
         """Each example's loss without dropout, and what each unit costs where units have rates of their own."""
-        with as_at_test(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             if not (several := [self.logits[rate] for rate in self._unit_prices]):
                 return trial.plain(evaluation, self.logits, self.generator), []
-            with recurrent_by_hand(self.model), still(self.logits):
+            with without_cudnn_recurrence(self.model), frozen(self.logits):
                 return priced(evaluation, several)
 
     def _move(self, odds: Float[Tensor, "rates"]) -> None:

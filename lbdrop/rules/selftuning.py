@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.guards.modes import as_at_test, recurrent_by_hand, still
+from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
 from lbdrop.rules import balance, trial
 from lbdrop.rules.alive import Alive
@@ -169,11 +169,11 @@ class SelfTuning:
         self.slopes.steps += 1
         if self.slopes.steps > self.begins:
             if self.slopes.steps % self.every == 0:
-                with as_at_test(self.model):
+                with eval_mode(self.model):
                     self._weigh(evaluation, self.held_out.peek())  # of the look, which sees as many batches as before
                     self._look(evaluation)
         elif self.slopes.steps <= max(self._asks) and self.slopes.steps % min(self.every, COMPARED) == 0:
-            with as_at_test(self.model):
+            with eval_mode(self.model):
                 self._weigh(evaluation, self.held_out.next())
         if self.slopes.steps in (self.sifts, self.settles):
             self._switch_off(self._useless())
@@ -185,7 +185,7 @@ class SelfTuning:
         """The training loss: without dropout at first, then around the rates while they move, at them when they are settled."""
         plain = self.slopes.steps < self.begins and not self.settled
         around = self._around(0.0 if self.settled or plain else self.spread, quiet=self.logits if plain else ())
-        with around.opened(), still(self.logits) if plain else nullcontext():
+        with around.opened(), frozen(self.logits) if plain else nullcontext():
             return evaluation.sampled(around, self.masks).mean()
 
     def _around(self, spread: float, *, quiet: Sequence[Tensor] = (), follow: bool = False) -> Around:
@@ -215,7 +215,7 @@ class SelfTuning:
         """The next held-out examples' offsets, and the slope of each one's loss for them, through the responses alone."""
         batch = self.held_out.next()
         around = self._around(self.spread, follow=True)
-        with as_at_test(self.model), around.opened(), use(self.model, around), recurrent_by_hand(self.model):
+        with eval_mode(self.model), around.opened(), use(self.model, around), without_cudnn_recurrence(self.model):
             held_out = evaluation.elsewhere(batch)
         self.last_held_out = held_out.detach().mean()
         assert around.offsets is not None
@@ -255,7 +255,7 @@ class SelfTuning:
 
     def _try_noise(self, evaluation: Evaluation) -> None:
         which = trial.turn(self.slopes.steps, self.logits)
-        with as_at_test(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
             held_out = self._held_out_losses(evaluation, self.held_out.next())
         self._sum_up(evaluation, trial.sums_of(costs, which, len(self.logits), trained, held_out), trial.BEGIN)
@@ -263,7 +263,7 @@ class SelfTuning:
     def _see_shift(self, evaluation: Evaluation) -> None:
         """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
         batch = self.held_out.ahead(self.slopes.steps - self.first_epoch.last().start)
-        with as_at_test(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             fresh = trial.plain(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
         self._sum_up(evaluation, trial.shift_of(fresh, held_out, len(self.logits)), trial.SHIFT)
@@ -343,7 +343,7 @@ class SelfTuning:
             example = self.held_out.peek()[0]
         seen = Widths()
         try:
-            with as_at_test(self.model), torch.no_grad(), use(self.model, seen):
+            with eval_mode(self.model), torch.no_grad(), use(self.model, seen):
                 self.model(**example) if isinstance(example, dict) else self.model(example)
         except Exception as error:
             # Where the model was converted with an example, what was seen then will do.

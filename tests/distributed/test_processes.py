@@ -22,19 +22,19 @@ def started(monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int, gpus: int = 
 def test_outside_torchrun_there_is_one_process_and_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert (processes.count(), processes.rank(), processes.is_first()) == (1, 0, True)
-    assert processes.own_device("cpu") == torch.device("cpu")
+    assert processes.device_of_this_process("cpu") == torch.device("cpu")
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, 1, 2, gpus=2)
     assert (processes.count(), processes.rank(), processes.is_first()) == (2, 1, False)
-    assert processes.own_device() == torch.device("cuda", 1)
-    assert processes.own_device("cpu") == torch.device("cpu")
+    assert processes.device_of_this_process() == torch.device("cuda", 1)
+    assert processes.device_of_this_process("cpu") == torch.device("cpu")
     started(monkeypatch, 2, 3, gpus=2)
     with pytest.raises(
         DropoutError, match="at most one for each of the 2 GPUs of this machine, got number 3; start fewer"
     ):
-        processes.own_device()
+        processes.device_of_this_process()
 
 
 def test_shares_of_a_batch_are_disjoint_and_whole() -> None:
@@ -63,14 +63,14 @@ def test_a_step_takes_the_place_of_the_wrapped_forward_pass_and_leaves_the_model
 
     inner = nn.Linear(2, 2)
     wrapper, x = Wrapper(inner), torch.ones(1, 2)
-    assert processes.through(wrapper, lambda: inner(x)).equal(inner(x))
+    assert processes.call_through_wrapper(wrapper, lambda: inner(x)).equal(inner(x))
     assert wrapper.calls == 1
     assert "forward" not in vars(inner)
     with pytest.raises(ZeroDivisionError):
-        processes.through(wrapper, lambda: 1 / 0)
+        processes.call_through_wrapper(wrapper, lambda: 1 / 0)
     assert inner(x).shape == (1, 2)
     with torch.no_grad():  # nothing to average, so nobody to wait for
-        processes.through(wrapper, lambda: inner(x))
+        processes.call_through_wrapper(wrapper, lambda: inner(x))
     assert wrapper.calls == 2
 
 
