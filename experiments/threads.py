@@ -13,7 +13,7 @@ def one_thread() -> Iterator[None]:
     """Compute in one thread: in layers this small a second one gains little, and on a busy machine it costs a lot.
 
     Where another process wants a core, threads wait for each other after every operation, and these are short ones
-    (LOG.md, Threads).
+    (LOG.md).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

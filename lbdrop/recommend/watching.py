@@ -6,7 +6,7 @@ So nothing has to wait for the device at any step, recorded graphs included, and
 as it was before it.
 
 On a GPU the gradients of biases, norms and rates stand for all: what is no number in a backward pass goes on to the bias of
-every layer it reaches, and to read the large tables at every step takes time (LOG.md, Speed). What spoils a table alone, as
+every layer it reaches, and to read the large tables at every step takes time (LOG.md). What spoils a table alone, as
 a product that overflows would, has changed it; it is found in the next loss that the table takes part in, and at the end of
 the epoch at the latest.
 """
