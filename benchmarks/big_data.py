@@ -162,7 +162,7 @@ def measured(work: str, **arguments: Any) -> dict[str, float]:
 
 
 def prepare(source: str, out: str, min_item_users: int) -> None:
-    from lbdrop.recommend.own import prepare_files
+    from lbdrop.recommend.prepare_own import prepare_files
 
     prepare_files(source, out, at_least=2, min_item_users=min_item_users)
 

@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 
 from lbdrop.cli import app
 from lbdrop.io.records import provenance, write_json
-from lbdrop.recommend import histories, streaming
+from lbdrop.recommend import history_parts, score_files
 
 __all__ = ["main"]
 
@@ -89,7 +89,7 @@ class Command:
 
 def commands(folder: Path) -> dict[str, list[Command]]:
     """The commands of both verbs, tried once each; plain Python writes their data, for polars must not run before a fork."""
-    histories.INTERACTIONS, histories.ROWS, streaming.ROWS = 500, 400, 100
+    history_parts.INTERACTIONS, history_parts.ROWS, score_files.ROWS = 500, 400, 100
     numbers = random.Random(1)
     for name, users in (("likes", range(160)), ("new", range(1000, 1150))):
         rows = [f"{user},item-{(user % 4) * 10 + numbers.randrange(14)}" for user in users for _ in range(9)]

@@ -157,7 +157,7 @@ def resumed(at: Path) -> None:
 
 def streamed(name: str) -> Callable[[Path], None]:
     def read(at: Path) -> None:
-        from lbdrop.recommend.own import prepare_files
+        from lbdrop.recommend.prepare_own import prepare_files
 
         prepare_files(at / name, at.parent / "out")
 

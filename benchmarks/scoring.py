@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 
 from lbdrop.io.records import provenance, write_json
-from lbdrop.recommend import Recommender, streaming
+from lbdrop.recommend import Recommender, score_files
 from lbdrop.recommend.shop import generate_shop
 
 __all__ = ["cluster_of", "main"]
@@ -51,7 +51,7 @@ def main(
     learned = Recommender(epochs=1, validation=0, progress=False).fit(
         shop.interactions.filter(pl.col("user_id") < 5_000)
     )
-    streaming.ROWS = part * k
+    score_files.ROWS = part * k
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         alone = _timed(learned, shop.interactions, folder / "one", k)

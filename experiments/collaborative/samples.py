@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lbdrop.recommend.prepared import Prepared
-from lbdrop.recommend.protocol import Split, split_users
+from lbdrop.recommend.splits import Split, split_users
 
 __all__ = ["SAMPLES", "Sample", "split"]
 

@@ -22,8 +22,8 @@ from lbdrop.recommend.evaluate import Report, evaluate
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import LINEAR
 from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.protocol import HeldOut, fold_in
 from lbdrop.recommend.shop import Shop, generate_shop
+from lbdrop.recommend.splits import HeldOut, fold_in
 
 __all__ = ["CONTESTANTS", "FILES", "ShopSettings", "keep_shop", "run"]
 

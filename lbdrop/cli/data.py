@@ -79,7 +79,7 @@ def prepare(
     console = Console(highlight=False)
     with one_line_errors():
         try:
-            from lbdrop.recommend.own import OWN, prepare_files
+            from lbdrop.recommend.prepare_own import OWN, prepare_files
             from lbdrop.recommend.prepared import prepare as run
             from lbdrop.recommend.readers import PROTOCOLS
         except ModuleNotFoundError as error:

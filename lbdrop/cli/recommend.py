@@ -95,7 +95,7 @@ def fit(
         from lbdrop.guards.processes import is_first
         from lbdrop.io.files import alone, remove
         from lbdrop.recommend.saving import check_place
-        from lbdrop.recommend.streaming import unfinished
+        from lbdrop.recommend.score_files import unfinished
 
         given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
         model = kind(
@@ -200,7 +200,7 @@ def score(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        from lbdrop.recommend.streaming import check_output, unfinished
+        from lbdrop.recommend.score_files import check_output, unfinished
 
         users = None if file is None else scan_table(file, user, item, weight, fitted)
         if file is not None and file.resolve().is_relative_to(out.resolve()):

@@ -35,21 +35,21 @@ def read_training(
 
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
-    from lbdrop.recommend import parts
-    from lbdrop.recommend.panics import no_panic
+    from lbdrop.recommend import table_files
+    from lbdrop.recommend.polars_panics import no_panic
 
     table = scan_table(path, user, item, weight, fitted)
-    with parts.reading(path), no_panic():
+    with table_files.reading(path), no_panic():
         return table.collect()
 
 
 def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.LazyFrame":
     """The same, to be read a piece at a time."""
-    from lbdrop.recommend import parts
+    from lbdrop.recommend import table_files
 
-    files = parts.find_parts(path)
-    with parts.reading(path):
-        table = parts.scan_parts(files, (user, item), weight)
+    files = table_files.find_parts(path)
+    with table_files.reading(path):
+        table = table_files.scan_parts(files, (user, item), weight)
         found = table.collect_schema().names()
         if missing := [name for name in (user, item) if name not in found]:
             raise DropoutError(
@@ -61,7 +61,7 @@ def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
         rows = table.select(list(names)).rename(names)
         if fitted is None:
             text = files[0].suffix != ".parquet"
-            return parts.whole_numbers(rows, ("user_id", "item_id")) if text else rows
+            return table_files.whole_numbers(rows, ("user_id", "item_id")) if text else rows
         users = None if fitted.interactions_ is None else fitted.interactions_.users.dtype
         return _as_fitted(_as_fitted(rows, "user_id", users), "item_id", fitted.items_.dtype)
 
@@ -77,7 +77,7 @@ def as_fitted(ids: "pl.Series", kind: "pl.DataType | None") -> "pl.Series":
 def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> "pl.LazyFrame":
     import polars as pl
 
-    from lbdrop.recommend.parts import survives
+    from lbdrop.recommend.table_files import survives
 
     found, text = frame.collect_schema()[name], pl.col(name).cast(pl.String)
     if found.is_integer():

@@ -13,14 +13,14 @@ try:
     from lbdrop.recommend.linear import WMF as WMF
     from lbdrop.recommend.linear import Popularity as Popularity
     from lbdrop.recommend.model import Recommender as Recommender
-    from lbdrop.recommend.protocol import HeldOut as HeldOut
-    from lbdrop.recommend.protocol import Split as Split
-    from lbdrop.recommend.protocol import split_users as split_users
     from lbdrop.recommend.rows import Batch as Batch
     from lbdrop.recommend.rows import Rows as Rows
     from lbdrop.recommend.settings import METHODS as METHODS
     from lbdrop.recommend.settings import Settings as Settings
     from lbdrop.recommend.settings import method as method
+    from lbdrop.recommend.splits import HeldOut as HeldOut
+    from lbdrop.recommend.splits import Split as Split
+    from lbdrop.recommend.splits import split_users as split_users
     from lbdrop.recommend.train import History as History
     from lbdrop.recommend.train import fit as fit
     from lbdrop.recommend.vae import VAE as VAE

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.metrics import ranking
-from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Batch, Rows, users_at_once
+from lbdrop.recommend.splits import HeldOut
 
 __all__ = ["HeldOutRows", "Report", "Scorer", "evaluate"]
 

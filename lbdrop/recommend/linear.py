@@ -19,9 +19,9 @@ from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.checks import check_number
 from lbdrop.recommend.elastic_net import non_negative_elastic_net
 from lbdrop.recommend.least_squares import System, fold_in
+from lbdrop.recommend.number_checks import check_number
 from lbdrop.recommend.rows import Batch, Rows
 
 __all__ = ["EASE", "IALS", "LINEAR", "SLIM", "WMF", "Linear", "Popularity"]

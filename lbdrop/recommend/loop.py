@@ -3,7 +3,7 @@ r"""The loop itself, on Lightning Fabric: nothing in it waits for the device bef
 $$ \beta_t = \min(\beta_{\text{cap}},\, t / T) $$
 
 Batches are cut on the device, a step is one backward pass and one fused Adam step, losses are read once an epoch; a step
-whose numbers are none is noted on the device and changes nothing (:mod:`lbdrop.recommend.watching`). Every epoch's order
+whose numbers are none is noted on the device and changes nothing (:mod:`lbdrop.recommend.step_guard`). Every epoch's order
 and noise come from the seed and the epoch's number, so a run that is taken up again draws what it would have drawn. Fabric
 gives precision (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every
 batch, with noise of its own, and gradients of weights and rates are averaged over all.
@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import FURTHEST_LOGIT
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.cuda_graphs import Recorder
 from lbdrop.recommend.evaluate import HeldOutRows
-from lbdrop.recommend.graphs import Recorder
 from lbdrop.recommend.networks import LARGE
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.step_guard import StepWatch
 from lbdrop.recommend.vae import VAE, Losses
-from lbdrop.recommend.watching import StepWatch
 
 __all__ = ["Loop", "launch"]
 

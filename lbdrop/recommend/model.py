@@ -20,24 +20,24 @@ from scipy.sparse import csr_array
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 from lbdrop.metrics.ranking import top_items
-from lbdrop.recommend import saving, streaming, train
-from lbdrop.recommend.answers import as_list, library_of, ranked, table
-from lbdrop.recommend.asking import Known, Question, likes_of
+from lbdrop.recommend import saving, score_files, train
 from lbdrop.recommend.checkpoints import fingerprint
-from lbdrop.recommend.checks import check_number, plain
-from lbdrop.recommend.choices import checked_settings, choose, to_size
-from lbdrop.recommend.cluster import engine_named
 from lbdrop.recommend.evaluate import Report, device_of, evaluate
 from lbdrop.recommend.explain import leave_one_out
 from lbdrop.recommend.frames import positions
-from lbdrop.recommend.histories import of_ids
+from lbdrop.recommend.history_parts import of_ids
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.protocol import HeldOut
+from lbdrop.recommend.method_args import checked_settings, choose, to_size
+from lbdrop.recommend.number_checks import check_number, plain
+from lbdrop.recommend.queries import Known, Question, likes_of
+from lbdrop.recommend.ray_engine import engine_named
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.scoring import Best, Scoring, best_items, popularity, scoring, users_at_once, with_fallback
 from lbdrop.recommend.settings import Settings
-from lbdrop.recommend.similar import likeness
+from lbdrop.recommend.similarity import likeness
+from lbdrop.recommend.splits import HeldOut
+from lbdrop.recommend.tables import as_list, library_of, ranked, table
 from lbdrop.recommend.vae import VAE
 from lbdrop.recommend.validation import hold_out
 
@@ -62,7 +62,7 @@ class Recommender:
         device: a GPU if there is one.
         progress: show a bar.
         settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,
-            ``regularisation=300``. Those not given follow the size of small data, see :mod:`lbdrop.recommend.choices`.
+            ``regularisation=300``. Those not given follow the size of small data, see :mod:`lbdrop.recommend.method_args`.
 
     After :meth:`fit`: ``model_`` (the :class:`VAE` or linear model), ``settings_``, ``items_``, ``likes_`` (users of each
     item), ``interactions_`` (the users' histories), ``history_`` (training, epoch by epoch).
@@ -215,7 +215,7 @@ class Recommender:
         """As :meth:`recommend`, straight to Parquet; memory does not grow with the users. Returns the number of rows.
 
         What is done stays in a folder beside ``path`` until all is, and the same call goes on from there. See
-        :mod:`lbdrop.recommend.streaming`.
+        :mod:`lbdrop.recommend.score_files`.
 
         Args:
             path: one file if the name ends in .parquet, a folder of parts otherwise; replaced when the new one is whole.
@@ -225,7 +225,7 @@ class Recommender:
             address: of the Ray cluster; one that is found, or this machine, unless told.
         """
         question = self._question(k, filter_viewed, items_to_recommend, samples, batch)
-        return streaming.score_to(self, Path(path), users, question, engine_named(engine, address), self.progress)
+        return score_files.score_to(self, Path(path), users, question, engine_named(engine, address), self.progress)
 
     def similar_items(self, items: Any, k: int = 10) -> Any:
         """The k items most like each of these: ``item_id``, ``similar_item_id``, ``score``, ``rank``.

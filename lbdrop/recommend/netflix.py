@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.compact import arrays
+from lbdrop.recommend.npz import arrays
 from lbdrop.recommend.ratings import Ratings
 from lbdrop.recommend.sources import Block, File, Format, Progress, blocks, check_count, find, parsed, text_lines
 

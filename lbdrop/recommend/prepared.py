@@ -28,12 +28,12 @@ from lbdrop.io.archives import why
 from lbdrop.io.files import replacing
 from lbdrop.io.records import provenance, read_json, write_json
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.panics import no_panic
-from lbdrop.recommend.protocol import Split, split_users
+from lbdrop.recommend.polars_panics import no_panic
 from lbdrop.recommend.ratings import Ratings
 from lbdrop.recommend.readers import Protocol, get_protocol, read
 from lbdrop.recommend.rows import Resident, Rows
 from lbdrop.recommend.sources import Progress
+from lbdrop.recommend.splits import Split, split_users
 
 __all__ = [
     "Prepared", "counts", "in_place_of", "is_prepared", "load_prepared", "load_rows", "prepare", "source_record", "titles_of",

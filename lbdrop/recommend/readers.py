@@ -20,9 +20,9 @@ from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.movielens import read_ml_1m, read_ml_20m
 from lbdrop.recommend.msd import read_msd
 from lbdrop.recommend.netflix import read_netflix
-from lbdrop.recommend.protocol import SEED, Split, split_users
 from lbdrop.recommend.ratings import Ratings
 from lbdrop.recommend.sources import Progress
+from lbdrop.recommend.splits import SEED, Split, split_users
 
 __all__ = ["PROTOCOLS", "Protocol", "get_protocol", "read"]
 

@@ -29,12 +29,12 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import replacing
 from lbdrop.io.records import read_json
-from lbdrop.recommend.answers import LIBRARIES
-from lbdrop.recommend.choices import Choice
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import Linear
-from lbdrop.recommend.panics import no_panic
+from lbdrop.recommend.method_args import Choice
+from lbdrop.recommend.polars_panics import no_panic
 from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.tables import LIBRARIES
 from lbdrop.recommend.vae import VAE
 
 __all__ = ["Saved", "check_place", "read", "rebuild", "write"]

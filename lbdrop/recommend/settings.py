@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.checks import check_number
+from lbdrop.recommend.number_checks import check_number
 
 __all__ = ["METHODS", "Settings", "method"]
 
@@ -97,8 +97,8 @@ class Settings:
     batch: int = 500
     epochs: int = 100
     items_at_once: int = 0
-    """Items whose logits are computed at once in training, see :mod:`lbdrop.recommend.chunked`. 0: the whole catalogue up to
-    100,000 items, and beyond that as many as make a table of 32 megabytes."""
+    """Items whose logits are computed at once in training, see :mod:`lbdrop.recommend.chunked_loss`. 0: the whole catalogue
+    up to 100,000 items, and beyond that as many as make a table of 32 megabytes."""
     alternate: int = 0
     """Encoder epochs for every decoder epoch, dropout in the encoder's alone (RecVAE: 3); 0 trains both at once."""
 

@@ -22,9 +22,9 @@ from lbdrop.guards import processes
 from lbdrop.recommend import checkpoints as states
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.loop import Loop, launch
-from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Resident, Rows
 from lbdrop.recommend.settings import Settings
+from lbdrop.recommend.splits import HeldOut
 from lbdrop.recommend.vae import VAE
 
 __all__ = ["History", "Interrupted", "fit"]

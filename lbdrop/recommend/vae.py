@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.estimators import antithetic, arm, disarm
-from lbdrop.recommend.chunked import chunk_width, chunked_multinomial_nll
+from lbdrop.recommend.chunked_loss import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.latent import Latent
 from lbdrop.recommend.latent_priors import Density
 from lbdrop.recommend.likelihoods import logistic_nll, multinomial_nll

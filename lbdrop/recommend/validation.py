@@ -6,7 +6,7 @@ import numpy as np
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.protocol import HeldOut, fold_in
+from lbdrop.recommend.splits import HeldOut, fold_in
 
 __all__ = ["hold_out"]
 

@@ -19,7 +19,7 @@ from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend.linear import Popularity
 from lbdrop.recommend.model import Recommender
 from lbdrop.recommend.scoring import popularity
-from lbdrop.recommend.similar import likeness
+from lbdrop.recommend.similarity import likeness
 from lbdrop.serve.forward import Forward, Numbers, filling
 
 __all__ = ["Answer", "Engine", "Question", "Similar"]

@@ -94,7 +94,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lbdrop.recommend.large._write_arrays", full)
+    monkeypatch.setattr("lbdrop.recommend.streaming_csr._write_arrays", full)
     result = call("data", "prepare", "own", events, "--out", tmp_path, *NAMES, "--at-least", 3)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"cannot write to {tmp_path / 'own'}: No space left on device")

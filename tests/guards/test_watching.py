@@ -13,9 +13,9 @@ from torch import Tensor
 from lbdrop import DropoutError
 from lbdrop.recommend.loop import launch
 from lbdrop.recommend.rows import Rows
+from lbdrop.recommend.step_guard import StepWatch
 from lbdrop.recommend.train import fit as fit_recommender
 from lbdrop.recommend.vae import VAE, Losses
-from lbdrop.recommend.watching import StepWatch
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])

@@ -20,11 +20,11 @@ from lbdrop.metrics.ranking_streams import Ranking
 from lbdrop.recommend import loop, vae
 from lbdrop.recommend.evaluate import evaluate
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.protocol import split_users
 from lbdrop.recommend.row_masks import RowMasks
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.settings import method
 from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.splits import split_users
 from lbdrop.recommend.train import fit as fit_recommender
 from lbdrop.recommend.vae import VAE
 from lbdrop.rules.around import Around

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.linear import Popularity
-from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Batch
+from lbdrop.recommend.splits import HeldOut
 
 USERS, ITEMS = 17, 30
 

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array, random_array
 
 from lbdrop.recommend import VAE, Interactions, Rows, fit, method
 from lbdrop.recommend import rows as module
-from lbdrop.recommend.own import prepare_files
+from lbdrop.recommend.prepare_own import prepare_files
 from lbdrop.recommend.prepared import load_prepared, load_rows
 from lbdrop.recommend.rows import Batch, Resident
 

@@ -8,8 +8,8 @@ from helpers.checkerboard import FAMILIES, checkerboard
 
 from lbdrop.recommend import Interactions, Recommender, method
 from lbdrop.recommend.evaluate import evaluate
-from lbdrop.recommend.protocol import fold_in
 from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.splits import fold_in
 from lbdrop.recommend.validation import hold_out
 
 # ------------------------------------------------------------------------------------------------------------- training

@@ -8,8 +8,8 @@ import torch
 from lbdrop.errors import DropoutError
 from lbdrop.metrics.ranking import mean_over_users, ndcg_at_k, recall_at_k, top_items
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.protocol import HeldOut, Split, split_users
 from lbdrop.recommend.shop import GROUPS, Shop, generate_shop
+from lbdrop.recommend.splits import HeldOut, Split, split_users
 
 
 @pytest.fixture(scope="module")

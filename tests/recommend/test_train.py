@@ -19,9 +19,9 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend import loop
 from lbdrop.recommend import train as module
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
-from lbdrop.recommend.protocol import HeldOut
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.settings import Settings, method
+from lbdrop.recommend.splits import HeldOut
 from lbdrop.recommend.train import History, Interrupted, fit
 from lbdrop.recommend.vae import VAE, Losses
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lbdrop.io.records import provenance
-from lbdrop.recommend.large import compress_rows, survey
-from lbdrop.recommend.panics import no_panic
-from lbdrop.recommend.parts import find_parts, reading, scan_parts, whole_numbers
+from lbdrop.recommend.polars_panics import no_panic
 from lbdrop.recommend.prepared import FORMAT, LIKES, in_place_of, source_record, titles_of, write_ids
-from lbdrop.recommend.protocol import SEED
 from lbdrop.recommend.sources import Progress
+from lbdrop.recommend.splits import SEED
+from lbdrop.recommend.streaming_csr import compress_rows, survey
+from lbdrop.recommend.table_files import find_parts, reading, scan_parts, whole_numbers
 
 __all__ = ["OWN", "prepare_files"]
 

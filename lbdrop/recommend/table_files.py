@@ -13,7 +13,7 @@ from typing import TypeVar
 import polars as pl
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.panics import as_interrupt
+from lbdrop.recommend.polars_panics import as_interrupt
 
 __all__ = ["find_parts", "reading", "scan_parts", "survives", "whole_numbers"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from benchmarks.scoring import ray_cluster
-from lbdrop.recommend import Recommender, streaming
+from lbdrop.recommend import Recommender, score_files
 
 folder, users = Path(sys.argv[1]), int(sys.argv[2])
 model = Recommender.load(folder / "model")
 model.progress = False
-streaming.ROWS = 20 * 20  # 20 users a part
+score_files.ROWS = 20 * 20  # 20 users a part
 model.score_to(folder / "local", k=20, samples=60)
 whole = len(list((folder / "local").iterdir()))
 told, over = {"parts": whole}, threading.Event()

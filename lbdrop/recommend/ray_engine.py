@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
-from lbdrop.recommend import saving, streaming
-from lbdrop.recommend.asking import Question
-from lbdrop.recommend.histories import Histories, Ranges, Spool
+from lbdrop.recommend import saving, score_files
+from lbdrop.recommend.history_parts import Histories, Ranges, Spool
 from lbdrop.recommend.interactions import Interactions
+from lbdrop.recommend.queries import Question
 
 if TYPE_CHECKING:
     from lbdrop.recommend.model import Recommender
@@ -31,20 +31,20 @@ __all__ = ["ENGINES", "engine_named", "on_ray"]
 ENGINES = ("local", "ray")
 
 
-def engine_named(name: str, address: str | None = None) -> streaming.Engine:
+def engine_named(name: str, address: str | None = None) -> score_files.Engine:
     """The engine of this name; ``address`` is of a Ray cluster."""
     if name not in ENGINES:
         raise DropoutError(f"engine: want one of {', '.join(ENGINES)}, got {name!r}")
     if name == "local":
         if address is not None:
             raise DropoutError(f"address: want it with engine='ray' alone, got {address!r} with engine='local'")
-        return streaming.here
+        return score_files.here
     return partial(on_ray, address=address)
 
 
 def on_ray(
     model: "Recommender", histories: Histories, question: Question, folder: Path, numbers: Sequence[int],
-    advance: streaming.Advance, address: str | None = None,
+    advance: score_files.Advance, address: str | None = None,
 ) -> None:  # fmt: skip
     """Score the parts on all machines of a cluster, which see ``folder`` under the same name."""
     if not numbers:
@@ -102,9 +102,9 @@ class _Worker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         for number in map(int, batch["part"]):
-            path = self.folder / "parts" / streaming.part_name(number)
+            path = self.folder / "parts" / score_files.part_name(number)
             if not path.exists():  # asked a second time, where a machine died with the answer
-                streaming.score_part(self.model, self.histories[number], self.question, path)
+                score_files.score_part(self.model, self.histories[number], self.question, path)
         return {"part": batch["part"]}
 
 

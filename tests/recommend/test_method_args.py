@@ -7,7 +7,7 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import METHODS, Recommender, Settings
-from lbdrop.recommend.choices import choose
+from lbdrop.recommend.method_args import choose
 from lbdrop.recommend.shop import generate_shop
 
 

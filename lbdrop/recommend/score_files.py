@@ -26,12 +26,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import alone, disk_errors, remove, replacing
-from lbdrop.recommend.answers import ranked
-from lbdrop.recommend.asking import Asked, Question
 from lbdrop.recommend.checkpoints import fingerprint
-from lbdrop.recommend.histories import Histories, Spool, histories_of, of_ids
-from lbdrop.recommend.panics import as_interrupt
+from lbdrop.recommend.history_parts import Histories, Spool, histories_of, of_ids
+from lbdrop.recommend.polars_panics import as_interrupt
+from lbdrop.recommend.queries import Asked, Question
 from lbdrop.recommend.scoring import Best
+from lbdrop.recommend.tables import ranked
 
 if TYPE_CHECKING:
     from lbdrop.recommend.model import Recommender

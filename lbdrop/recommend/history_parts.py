@@ -13,10 +13,10 @@ import polars as pl
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import replacing
-from lbdrop.recommend.asking import Asked, Known
 from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.frames import name_columns, read_columns
 from lbdrop.recommend.interactions import Interactions
+from lbdrop.recommend.queries import Asked, Known
 
 __all__ = ["Histories", "Ranges", "Spool", "histories_of", "of_ids"]
 

@@ -7,7 +7,7 @@ import torch
 from scipy.sparse import random_array
 from torch import Tensor
 
-from lbdrop.recommend.graphs import Fixed
+from lbdrop.recommend.cuda_graphs import Fixed
 from lbdrop.recommend.networks import ItemTable, aligned
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import method

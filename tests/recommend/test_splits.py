@@ -7,7 +7,7 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.protocol import fold_in, split_users
+from lbdrop.recommend.splits import fold_in, split_users
 
 
 def ratings(users: int, items: int, seed: int, text: bool) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.checks import plain
 from lbdrop.recommend.linear import LINEAR, Linear
+from lbdrop.recommend.number_checks import plain
 from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNS, METHODS, TUNED, Settings
 from lbdrop.recommend.settings import method as named
 

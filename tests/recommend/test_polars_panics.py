@@ -7,11 +7,11 @@ import polars as pl
 import pytest
 
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.asking import Question
-from lbdrop.recommend.panics import no_panic
-from lbdrop.recommend.parts import reading
+from lbdrop.recommend.polars_panics import no_panic
+from lbdrop.recommend.queries import Question
+from lbdrop.recommend.score_files import score_to
 from lbdrop.recommend.shop import generate_shop
-from lbdrop.recommend.streaming import score_to
+from lbdrop.recommend.table_files import reading
 
 
 def test_a_panic_is_an_error_and_its_text_is_gone(capfd: pytest.CaptureFixture[str]) -> None:

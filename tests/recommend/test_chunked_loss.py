@@ -14,9 +14,9 @@ from scipy.sparse import csr_array, random_array
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lbdrop.recommend import chunked, networks, vae
+from lbdrop.recommend import chunked_loss, networks, vae
 from lbdrop.recommend import rows as rows_module
-from lbdrop.recommend.chunked import chunk_width, chunked_multinomial_nll
+from lbdrop.recommend.chunked_loss import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.likelihoods import multinomial_nll
 from lbdrop.recommend.rows import TABLE, Batch, Rows, users_at_once
@@ -161,10 +161,10 @@ def test_beyond_the_limit_no_table_with_a_row_for_each_user_is_made(monkeypatch:
 
     def widest(limit: int) -> int:
         """The most numbers that any tensor of a step on a GPU's path has."""
-        for module in (networks, chunked):
+        for module in (networks, chunked_loss):
             monkeypatch.setattr(module, "LARGE", limit)
-        monkeypatch.setattr(chunked, "FEWEST", 4)
-        monkeypatch.setattr(chunked, "TABLE", 24)
+        monkeypatch.setattr(chunked_loss, "FEWEST", 4)
+        monkeypatch.setattr(chunked_loss, "TABLE", 24)
         model = VAE(30, method("vae-drop", hidden=2, latent=2))
         with Sizes() as sizes:
             model.losses(batch, 0.2).total.backward()

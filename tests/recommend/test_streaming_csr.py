@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from benchmarks import big_data
 from lbdrop.errors import DropoutError
-from lbdrop.recommend import Interactions, Recommender, large
-from lbdrop.recommend.own import prepare_files
+from lbdrop.recommend import Interactions, Recommender, streaming_csr
+from lbdrop.recommend.prepare_own import prepare_files
 from lbdrop.recommend.prepared import load_prepared
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that every table is in many pieces; and no time for the disk and git, of which others are the test."""
-    monkeypatch.setattr(large, "ROWS", 3)
-    monkeypatch.setattr(large, "PART", 5)
+    monkeypatch.setattr(streaming_csr, "ROWS", 3)
+    monkeypatch.setattr(streaming_csr, "PART", 5)
     monkeypatch.setattr("lbdrop.io.files._sync", lambda path: None)
-    monkeypatch.setattr("lbdrop.recommend.own.provenance", dict)
+    monkeypatch.setattr("lbdrop.recommend.prepare_own.provenance", dict)
 
 
 def streamed(frame: pl.DataFrame, cuts: list[int] | None = None, **rules: Any) -> Interactions:
@@ -174,8 +174,8 @@ def written(frame: pl.DataFrame, place: Path, kind: str) -> Iterator[Path]:
 def test_a_folder_a_pattern_and_a_list_of_parts_are_the_table(
     kind: str, frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large, "ROWS", 70)
-    monkeypatch.setattr(large, "PART", 90)
+    monkeypatch.setattr(streaming_csr, "ROWS", 70)
+    monkeypatch.setattr(streaming_csr, "PART", 90)
     place = tmp_path / "in"
     place.mkdir()
     files = list(written(frame, place, kind))
@@ -238,7 +238,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_parts(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(large, "_write_arrays", full)
+    monkeypatch.setattr(streaming_csr, "_write_arrays", full)
     with pytest.raises(OSError, match="No space left"):
         prepare_files(tmp_path / "events.parquet", tmp_path / "out", min_user_items=3)
     assert load_prepared(tmp_path / "out" / "own").manifest == before
@@ -274,8 +274,8 @@ def test_own_data_splits_by_a_number_told_and_fits_a_recommender(frame: pl.DataF
 def test_the_generated_rows_are_prepared_to_what_their_counter_says(
     text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large, "ROWS", 700)
-    monkeypatch.setattr(large, "PART", 2_000)
+    monkeypatch.setattr(streaming_csr, "ROWS", 700)
+    monkeypatch.setattr(streaming_csr, "PART", 2_000)
     monkeypatch.setattr(big_data, "STEP", 70)
     big_data.write_parts(tmp_path / "events", users=300, each=40, items=500, text=text)
     big_data.prepare(str(tmp_path / "events"), str(tmp_path), min_item_users=9)

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend import Recommender, histories, streaming
+from lbdrop.recommend import Recommender, history_parts, score_files
 from lbdrop.recommend.shop import generate_shop
 
 
@@ -23,9 +23,9 @@ def model(likes: pl.DataFrame) -> Recommender:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "ROWS", 200)  # 40 users a part with k = 5
-    monkeypatch.setattr(histories, "INTERACTIONS", 500)
-    monkeypatch.setattr(histories, "ROWS", 300)
+    monkeypatch.setattr(score_files, "ROWS", 200)  # 40 users a part with k = 5
+    monkeypatch.setattr(history_parts, "INTERACTIONS", 500)
+    monkeypatch.setattr(history_parts, "ROWS", 300)
 
 
 def same(found: pl.DataFrame, expected: pl.DataFrame) -> bool:
@@ -65,7 +65,7 @@ def test_a_frame_that_is_never_read_whole_gives_every_user_once(
 def test_parts_without_users_have_the_columns_of_the_others(
     model: Recommender, likes: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(histories, "INTERACTIONS", 10)
+    monkeypatch.setattr(history_parts, "INTERACTIONS", 10)
     few = likes.filter(pl.col("user_id") < 4)
     assert model.score_to(tmp_path / "scores", few.lazy(), k=2) == 8
     parts = [pl.read_parquet(each) for each in (tmp_path / "scores").iterdir()]
@@ -77,7 +77,7 @@ def test_parts_without_users_have_the_columns_of_the_others(
 def test_work_that_was_stopped_goes_on_with_the_parts_that_are_left(
     model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, whole, scored = tmp_path / "scores", streaming.score_part, []
+    out, whole, scored = tmp_path / "scores", score_files.score_part, []
 
     def third_fails(*arguments: object) -> None:
         if len(scored) == 2:
@@ -85,12 +85,12 @@ def test_work_that_was_stopped_goes_on_with_the_parts_that_are_left(
         scored.append(arguments[3])
         whole(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(streaming, "score_part", third_fails)
+    monkeypatch.setattr(score_files, "score_part", third_fails)
     with pytest.raises(KeyboardInterrupt, match="stopped after 2 of 5 parts, which are in .*: the same call goes on"):
         model.score_to(out, k=5)
     assert not out.exists()
     scored.clear()
-    monkeypatch.setattr(streaming, "score_part", lambda *a: (scored.append(a[3]), whole(*a)))
+    monkeypatch.setattr(score_files, "score_part", lambda *a: (scored.append(a[3]), whole(*a)))
     model.score_to(out, k=5)
     assert [Path(each).name for each in scored] == [f"part-0000{n}.parquet" for n in (2, 3, 4)]
     assert same(pl.read_parquet(out), model.recommend(k=5))
@@ -111,19 +111,19 @@ def test_another_question_takes_no_part_of_the_old_one(
     change: dict[str, object], model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = {"k": 5, "users": None, "filter_viewed": True, "items_to_recommend": None}
-    monkeypatch.setattr(streaming, "_finish", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(score_files, "_finish", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         model.score_to(tmp_path / "scores", **question)  # type: ignore[arg-type]
     monkeypatch.undo()
-    monkeypatch.setattr(streaming, "ROWS", 200)
+    monkeypatch.setattr(score_files, "ROWS", 200)
     asked = model
     if change.pop("weights", None):
         model.save(tmp_path / "other")
         asked = Recommender.load(tmp_path / "other")
         next(asked.model_.parameters()).data.mul_(-1)  # type: ignore[union-attr]
     asked.progress = False
-    calls, whole = [], streaming.score_part
-    monkeypatch.setattr(streaming, "score_part", lambda *a: (calls.append(a), whole(*a)))
+    calls, whole = [], score_files.score_part
+    monkeypatch.setattr(score_files, "score_part", lambda *a: (calls.append(a), whole(*a)))
     asked.score_to(tmp_path / "scores", **(question | change))  # type: ignore[arg-type]
     assert len(calls) == len(list((tmp_path / "scores").iterdir()))
     assert not (tmp_path / "scores.unfinished").exists()

@@ -9,10 +9,10 @@ from jaxtyping import Int64
 from scipy.sparse import csr_array, diags_array
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.answers import as_list, columns_of, is_frame, library_of
 from lbdrop.recommend.frames import Numbers, positions, same_kind
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.protocol import HeldOut, fold_in
+from lbdrop.recommend.splits import HeldOut, fold_in
+from lbdrop.recommend.tables import as_list, columns_of, is_frame, library_of
 
 __all__ = ["Asked", "Known", "Question", "likes_of"]
 
