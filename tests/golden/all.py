@@ -1,0 +1,5 @@
+"""All recipes by name."""
+
+from . import recipes
+
+ALL = recipes.RECIPES
