@@ -208,7 +208,7 @@ def prepared_from(name: str, file: str = "") -> Callable[[Path], None]:
 
 @cache
 def prepared() -> Contents:
-    from lbdrop.recommend.prepared import prepare
+    from experiments.collaborative.data.prepare import prepare
 
     with tempfile.TemporaryDirectory() as folder:
         for name, content in ML_1M.items():

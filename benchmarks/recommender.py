@@ -32,10 +32,10 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from benchmarks.overhead import peak_bytes, synchronize
+from experiments.collaborative.data.protocols import get_protocol, read
 from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import VAE, Interactions, Recommender, Rows, Settings, method
 from lbdrop.recommend.loop import Loop, launch
-from lbdrop.recommend.readers import get_protocol, read
 from lbdrop.recommend.scoring import best_items, scoring
 
 __all__ = ["main"]

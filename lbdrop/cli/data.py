@@ -12,10 +12,13 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.laboratory import laboratory
 from lbdrop.errors import DropoutError
 
-__all__ = ["app"]
+__all__ = ["RESEARCH_SETS", "app"]
 
+RESEARCH_SETS = ("ml-20m", "netflix", "msd", "ml-1m")
+"""The data sets of the literature, whose readers are in a checkout."""
 OFFICIAL, OWN_FILES = "Official data sets", "Your own files"
 
 app = typer.Typer(no_args_is_help=True, help="Prepare data sets for the recommender.")
@@ -80,8 +83,6 @@ def prepare(
     with one_line_errors():
         try:
             from lbdrop.recommend.prepare_own import OWN, prepare_files
-            from lbdrop.recommend.prepared import prepare as run
-            from lbdrop.recommend.readers import PROTOCOLS
         except ModuleNotFoundError as error:
             raise DropoutError(
                 f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"
@@ -90,18 +91,21 @@ def prepare(
                  "item": item, "weight": weight}  # fmt: skip
         if name == OWN and allow_partial:
             raise DropoutError("--allow-partial: want an official data set, got own; nobody knows how much is complete")
-        if name not in (OWN, *PROTOCOLS):
-            raise DropoutError(f"data set: want one of {', '.join(PROTOCOLS)}, or own for your own files, got {name!r}")
+        if name not in (OWN, *RESEARCH_SETS):
+            raise DropoutError(
+                f"data set: want one of {', '.join(RESEARCH_SETS)}, or own for your own files, got {name!r}"
+            )
         if name != OWN:
             _check_official(name, source, rules)
+        prepare_set = None if name == OWN else laboratory("collaborative.data.prepare").prepare
         with writing(out / name):
             check_writable(out / name)
         started = time.perf_counter()
         with _bar(console, name, rows=name == OWN) as progress, writing(out / name):
-            if name == OWN:
+            if prepare_set is None:
                 manifest = prepare_files(source, out, held_out_users=held_out_users, progress=progress, **rules)
             else:
-                manifest = run(
+                manifest = prepare_set(
                     name, source[0], out, allow_partial=allow_partial, held_out_users=held_out_users, progress=progress
                 ).manifest
         console.print(_table(manifest))

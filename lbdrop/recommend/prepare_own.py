@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from lbdrop.io.records import provenance
 from lbdrop.recommend.polars_panics import no_panic
-from lbdrop.recommend.prepared import FORMAT, LIKES, in_place_of, source_record, titles_of, write_ids
-from lbdrop.recommend.sources import Progress
+from lbdrop.recommend.prepared import FORMAT, LIKES, in_place_of, source_record, write_ids
 from lbdrop.recommend.splits import SEED
-from lbdrop.recommend.streaming_csr import compress_rows, survey
+from lbdrop.recommend.streaming_csr import Progress, compress_rows, survey
 from lbdrop.recommend.table_files import find_parts, reading, scan_parts, whole_numbers
 
 __all__ = ["OWN", "prepare_files"]
@@ -68,5 +69,5 @@ def prepare_files(
             "source": source_record([(part.name, part.stat().st_size) for part in files]),
             **provenance(),
         }  # fmt: skip
-        write_ids(folder, found.users, found.items, titles_of(None, found.items), manifest)
+        write_ids(folder, found.users, found.items, found.items.cast(pl.String), manifest)
     return manifest

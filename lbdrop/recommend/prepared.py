@@ -20,25 +20,27 @@ import numpy as np
 import polars as pl
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.archives import why
 from lbdrop.io.files import replacing
-from lbdrop.io.records import provenance, read_json, write_json
+from lbdrop.io.records import read_json, write_json
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.polars_panics import no_panic
-from lbdrop.recommend.ratings import Ratings
-from lbdrop.recommend.readers import Protocol, get_protocol, read
 from lbdrop.recommend.rows import Resident, Rows
-from lbdrop.recommend.sources import Progress
 from lbdrop.recommend.splits import Split, split_users
 
 __all__ = [
-    "Prepared", "counts", "in_place_of", "is_prepared", "load_prepared", "load_rows", "prepare", "source_record", "titles_of",
+    "LIKES",
+    "Prepared",
+    "in_place_of",
+    "is_prepared",
+    "load_prepared",
+    "load_rows",
+    "source_record",
     "write_ids",
-]  # fmt: skip
+]
 
 LIKES, USERS, ITEMS, MANIFEST = "likes.safetensors", "users.parquet", "items.parquet", "manifest.json"
 FORMAT = 1
@@ -61,36 +63,6 @@ class Prepared:
         if users is None:
             raise DropoutError("held_out_users: want a number, got none; no protocol tells how many of one's own users")
         return split_users(self.interactions, users, settings["seed"] if seed is None else seed)
-
-
-def prepare(
-    name: str,
-    source: str | Path,
-    out: str | Path,
-    *,
-    allow_partial: bool = False,
-    held_out_users: int | None = None,
-    progress: Progress | None = None,
-) -> Prepared:
-    """Read official files, keep the likes of the protocol, and write them to the folder ``out``/``name``.
-
-    Args:
-        name: a key of :data:`~lbdrop.recommend.readers.PROTOCOLS`.
-        source: where the files are, see :func:`~lbdrop.recommend.readers.read`.
-        out: a folder, made if need be.
-        allow_partial: accept another number of ratings than the complete data has.
-        held_out_users: for validation and for test each; the protocol's unless told.
-        progress: called with the bytes read so far and those to read.
-    """
-    protocol = get_protocol(name)
-    ratings = read(name, source, allow_partial=allow_partial, progress=progress)
-    interactions = protocol.interactions(ratings)
-    settings = protocol.settings() | ({} if held_out_users is None else {"held_out_users": held_out_users})
-    split = split_users(interactions, int(settings["held_out_users"]), protocol.seed)
-    manifest = _manifest(protocol, ratings, interactions, split, settings)
-    prepared = Prepared(name, interactions, titles_of(ratings.titles, interactions.items), manifest)
-    _write(Path(out) / name, prepared)
-    return prepared
 
 
 def is_prepared(folder: Path) -> bool:
@@ -185,38 +157,6 @@ def _within(indices: np.ndarray, items: int) -> bool:
     return not len(indices) or bool(indices.min() >= 0 and indices.max() < items)
 
 
-def counts(interactions: Interactions, split: Split) -> dict[str, int]:
-    """How much there is of everything."""
-    held = {"validation": split.validation, "test": split.test}
-    return {
-        "events": interactions.rows.nnz,
-        "users": len(interactions.users),
-        "items": len(interactions.items),
-        "train items": len(split.train.items),
-        "train users": len(split.train.users),
-        "train events": split.train.rows.nnz,
-        **{f"{name} users": len(part.users) for name, part in held.items()},
-        **{f"{name} users scored": part.scored for name, part in held.items()},
-        **{f"{name} fold-in": part.fold_in.nnz for name, part in held.items()},
-        **{f"{name} held-out": part.held_out.nnz for name, part in held.items()},
-    }
-
-
-def _manifest(
-    protocol: Protocol, ratings: Ratings, interactions: Interactions, split: Split, settings: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "name": protocol.name,
-        "title": protocol.title,
-        "settings": settings,
-        "counts": {"rows read": len(ratings.frame), **counts(interactions, split)},
-        "published": protocol.published,
-        "source": source_record(ratings.files, ratings.note),
-        **provenance(),
-    }
-
-
 def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str, Any]:
     """What a manifest says of the files that were read."""
     sizes = "\n".join(f"{name} {size}" for name, size in sorted(files))
@@ -227,25 +167,6 @@ def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str,
         "sha256 of names and sizes": hashlib.sha256(sizes.encode()).hexdigest(),
         "note": note,
     }
-
-
-def titles_of(titles: pl.DataFrame | None, items: pl.Series) -> pl.Series:
-    """The title of each item; its id as text where there is none."""
-    wanted = pl.DataFrame({"item_id": items})
-    plain = items.cast(pl.String).alias("title")
-    if titles is None:
-        return plain
-    known = titles.with_columns(pl.col("item_id").cast(items.dtype)).unique("item_id", keep="first")
-    return wanted.join(known, on="item_id", how="left", maintain_order="left")["title"].fill_null(plain)
-
-
-def _write(folder: Path, prepared: Prepared) -> None:
-    rows, items = prepared.interactions.rows, prepared.interactions.items
-    small = np.uint16 if len(items) <= 2**16 else np.int32
-    arrays = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(small)}
-    with in_place_of(folder) as beside:
-        (beside / LIKES).write_bytes(save(arrays))  # save_file would leave a file for its owner's eyes only
-        write_ids(beside, prepared.interactions.users, items, prepared.titles, prepared.manifest)
 
 
 def write_ids(folder: Path, users: pl.Series, items: pl.Series, titles: pl.Series, manifest: dict[str, Any]) -> None:

@@ -1,11 +1,14 @@
 """``lbdrop data prepare``: counts beside the published ones, and errors in one line."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner, Result
 
-from lbdrop.cli.data import app
+from experiments.collaborative.data.protocols import PROTOCOLS
+from lbdrop.cli.data import RESEARCH_SETS, app
 from lbdrop.recommend.prepared import load_prepared
 
 
@@ -65,3 +68,18 @@ def test_a_place_that_cannot_be_written_is_told_before_reading(tmp_path: Path) -
     result = call("ml-1m", tmp_path / "none", "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "cannot write to" in result.stderr
+
+
+def test_research_sets_are_those_with_a_protocol() -> None:
+    assert list(RESEARCH_SETS) == list(PROTOCOLS)
+
+
+def test_research_set_in_an_installed_package_says_how_to_get_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("lbdrop.cli.laboratory"), "CHECKOUT", tmp_path)
+    result = call("ml-1m", ml_1m(tmp_path / "in"), "--out", tmp_path / "out", "--allow-partial")
+    assert result.exit_code == 1
+    assert "want a checkout of lbdrop" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -22,8 +22,8 @@ import pytest
 from helpers.documented import PAGES, ROOT, commands, records, stands_alone
 from helpers.stand_ins import SHORT, write_data_sets, write_hook, write_shop
 
+from experiments.collaborative.data.prepare import prepare
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.prepared import prepare
 
 LINES = sorted({shlex.join(words) for page in PAGES for words in commands(page) if stands_alone(words)})
 BENCHMARK = "python -m benchmarks."

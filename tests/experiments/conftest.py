@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.collaborative.data.prepare import prepare
 from experiments.rates import uci
-from lbdrop.recommend.prepared import prepare
 
 
 @pytest.fixture(scope="session")

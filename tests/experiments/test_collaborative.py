@@ -13,10 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 from experiments.collaborative import looks, recipes, samples
+from experiments.collaborative.data.prepare import prepare
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import EASE, evaluate
-from lbdrop.recommend.prepared import Prepared, prepare
+from lbdrop.recommend.prepared import Prepared
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 20, "hidden": 8, "latent": 4, "pseudo_inputs": 5, "flow_hidden": 8}
 FEW = {"wmf": {"factors": 4, "iterations": 2}, "ials": {"factors": 4, "epochs": 2}, "slim": {"iterations": 5}}

@@ -245,11 +245,11 @@ def test_a_record_with_one_wrong_value_is_shown_or_refused_by_its_place(place: t
 
 
 def test_a_zip_bomb_in_the_place_of_titles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lbdrop.recommend import sources
+    from experiments.collaborative.data import official_files
 
-    monkeypatch.setattr(sources, "SMALL", 50)
+    monkeypatch.setattr(official_files, "SMALL", 50)
     assert "movies.csv: want at most 50 bytes of titles" in check("prepare: ml-20m.zip", files("prepare: ml-20m.zip"))
-    monkeypatch.setattr(sources, "TEXT", 500)
+    monkeypatch.setattr(official_files, "TEXT", 500)
     assert "ratings.csv: want at most 500 bytes of ratings" in check(
         "prepare: ml-20m.zip", files("prepare: ml-20m.zip")
     )

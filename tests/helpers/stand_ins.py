@@ -155,12 +155,12 @@ def _camvid(patch: Patch, folder: Path) -> None:
 
 def _collaborative(patch: Patch, folder: Path) -> None:
     from experiments.collaborative import recipes
-    from lbdrop.recommend import movielens, netflix, readers
+    from experiments.collaborative.data import movielens, netflix, protocols
 
     for module, count in ((netflix, "RATINGS"), (movielens, "ML_1M_RATINGS")):
         patch(module, count, 10 * USERS)
-    few = {name: replace(protocol, held_out_users=HELD_OUT) for name, protocol in readers.PROTOCOLS.items()}
-    patch(readers, "PROTOCOLS", few)
+    few = {name: replace(protocol, held_out_users=HELD_OUT) for name, protocol in protocols.PROTOCOLS.items()}
+    patch(protocols, "PROTOCOLS", few)
     rows = ("sivae-lbd", "vae", *recipes.ENCODERS, "ease", "popularity")
     patch(recipes, "ROWS", {row: recipes.ROWS[row] for row in rows})
     patch(recipes, "GRID", (0.0, 0.5))

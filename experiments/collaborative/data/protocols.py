@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from experiments.collaborative.data.movielens import read_ml_1m, read_ml_20m
+from experiments.collaborative.data.msd import read_msd
+from experiments.collaborative.data.netflix import read_netflix
+from experiments.collaborative.data.official_files import Progress, Ratings
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.movielens import read_ml_1m, read_ml_20m
-from lbdrop.recommend.msd import read_msd
-from lbdrop.recommend.netflix import read_netflix
-from lbdrop.recommend.ratings import Ratings
-from lbdrop.recommend.sources import Progress
 from lbdrop.recommend.splits import SEED, Split, split_users
 
 __all__ = ["PROTOCOLS", "Protocol", "get_protocol", "read"]
@@ -40,7 +39,7 @@ class Protocol:
     min_item_users: int = 0
     seed: int = SEED
     published: dict[str, int] = field(default_factory=dict)
-    """Counts to compare with, by the names of :func:`lbdrop.recommend.prepared.counts`."""
+    """Counts to compare with, by the names of :func:`experiments.collaborative.data.prepare.counts`."""
 
     def interactions(self, ratings: Ratings) -> Interactions:
         """Likes, filtered. A source of likes alone has no weights to compare."""

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from experiments.collaborative.data.prepare import prepare
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.prepared import Prepared, load_prepared, prepare
+from lbdrop.recommend.prepared import Prepared, load_prepared
 
 
 def ml_20m(at: Path, users: int = 60, movies: int = 30) -> Path:

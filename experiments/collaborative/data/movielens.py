@@ -17,10 +17,20 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from experiments.collaborative.data.npz import arrays
+from experiments.collaborative.data.official_files import (
+    Block,
+    File,
+    Format,
+    Progress,
+    Ratings,
+    blocks,
+    check_count,
+    find,
+    parsed,
+    text_lines,
+)
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.npz import arrays
-from lbdrop.recommend.ratings import Ratings
-from lbdrop.recommend.sources import Block, File, Format, Progress, blocks, check_count, find, parsed, text_lines
 
 __all__ = ["ML_1M_RATINGS", "ML_20M_RATINGS", "read_ml_1m", "read_ml_20m"]
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from experiments.collaborative.data.official_files import File
 from lbdrop.errors import DropoutError
 from lbdrop.io.archives import read_npz
-from lbdrop.recommend.sources import File
 
 __all__ = ["arrays"]
 

@@ -14,16 +14,14 @@ import polars as pl
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.archives import members
+from lbdrop.recommend.streaming_csr import Progress
 
-__all__ = ["Block", "File", "Format", "Progress", "blocks", "check_count", "find", "parsed", "text_lines"]
+__all__ = ["Block", "File", "Format", "Progress", "Ratings", "blocks", "check_count", "find", "parsed", "text_lines"]
 
 BLOCK = 1 << 26
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 TEXT, SMALL = 1 << 32, 1 << 28
 """Bytes of ratings, of which the largest official files have 3 billion, and of titles."""
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes read and those to read."""
 
 
 class File(NamedTuple):
@@ -35,6 +33,19 @@ class File(NamedTuple):
     """Its name without folders."""
     size: int
     open: Callable[[], IO[bytes]]
+
+
+class Ratings(NamedTuple):
+    """What every reader returns: a data set as its files have it, before any filter."""
+
+    frame: pl.DataFrame
+    """``user_id``, ``item_id`` and, unless the source has likes alone, ``weight``: the rating or the number of plays."""
+    titles: pl.DataFrame | None
+    """``item_id``, ``title``; None without a file of titles."""
+    files: tuple[tuple[str, int], ...]
+    """Name and bytes of each file read."""
+    note: str = ""
+    """What a reader of results should know about this source."""
 
 
 class Block(NamedTuple):

@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from experiments.collaborative.data import movielens, msd, netflix, official_files
+from experiments.collaborative.data.protocols import PROTOCOLS, read
 from lbdrop.errors import DropoutError
-from lbdrop.recommend import movielens, msd, netflix, sources
-from lbdrop.recommend.readers import PROTOCOLS, read
 
 ML_20M = {
     "ratings.csv": b"userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n1,29,4.0,1112484676\n2,2,0.5,1112484819\n",
@@ -122,7 +122,7 @@ def test_blocks_of_any_size_give_the_same_rows(
 ) -> None:
     at = folder(tmp_path, FILES[name])
     calls: list[tuple[int, int]] = []
-    whole = sources.blocks
+    whole = official_files.blocks
     for module in (movielens, netflix, msd):
         monkeypatch.setattr(module, "blocks", lambda files, progress: whole(files, progress, size))
     assert read(name, at, progress=lambda done, total: calls.append((done, total))).frame.rows() == ROWS[name]
@@ -154,7 +154,7 @@ def test_a_movie_goes_on_in_the_next_block(tmp_path: Path, monkeypatch: pytest.M
     rows = [(user, 7, 1 + user % 5) for user in range(1, 60)] + [(3, 8, 5)]
     lines = ["7:", *(f"{user},{rating},2005-01-01" for user, _, rating in rows[:-1]), "8:", "3,5,2005-01-01"]
     at = folder(tmp_path, {"combined_data_1.txt": "\n".join(lines).encode()})
-    whole = sources.blocks
+    whole = official_files.blocks
     monkeypatch.setattr(netflix, "blocks", lambda files, progress: whole(files, progress, 100))
     assert read("netflix", at, allow_partial=True).frame.rows() == rows
 

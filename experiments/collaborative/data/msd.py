@@ -11,9 +11,18 @@ from pathlib import Path
 
 import polars as pl
 
+from experiments.collaborative.data.official_files import (
+    File,
+    Format,
+    Progress,
+    Ratings,
+    blocks,
+    check_count,
+    find,
+    parsed,
+    text_lines,
+)
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.ratings import Ratings
-from lbdrop.recommend.sources import File, Format, Progress, blocks, check_count, find, parsed, text_lines
 
 __all__ = ["TRIPLETS", "read_msd"]
 

@@ -1,0 +1,1 @@
+"""The data sets of the literature, from their official files to the folders that ``lbdrop reproduce`` reads."""
