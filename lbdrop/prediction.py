@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from lbdrop import masks
+from lbdrop._torch import tree_flatten, tree_map, uncompiled
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.finite import refuse_infinite_output
@@ -120,7 +120,7 @@ def predict(
     """
     if not isinstance(samples, int) or samples < 1:
         raise DropoutError(f"samples: want a whole number, at least 1, got {samples}")
-    core: nn.Module = getattr(model, "_orig_mod", model)
+    core = uncompiled(model)
     noise_layers(core)
     device = next(core.parameters()).device
     call = forward or _default_forward

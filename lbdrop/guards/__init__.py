@@ -1,1 +1,1 @@
-"""What is watched or put back: numbers that are not finite, processes, modes, checkpointed blocks."""
+"""Checks around a training step, and states that are restored after it: NaN, checkpointing, processes, modes."""

@@ -1,8 +1,8 @@
-"""Activation checkpointing around a dropout: allowed where the recomputed pass draws the same mask, refused elsewhere.
+"""Activation checkpointing around a dropout is allowed where the recomputed pass draws the same mask, refused elsewhere.
 
-``torch.utils.checkpoint`` runs a block again in the backward pass, when no pass of ours is active any more: the layer draws its
-mask by itself. After one mask from the global random state, which checkpointing restores, that is the mask of the forward pass.
-Of several masks, or with a generator of one's own, it is another one, and all gradients would be wrong.
+``torch.utils.checkpoint`` runs a block again in the backward pass. By then our pass has ended, so the layer draws its mask by
+itself. Checkpointing restores the global random state: where the pass drew one mask from that, the layer draws the same one.
+Where it drew several masks, or had its own generator, the layer draws another, and all gradients would be wrong.
 """
 
 import sys
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils import checkpoint
 
+from lbdrop._torch import inside_non_reentrant_checkpoint
 from lbdrop.errors import DropoutError
 
 __all__ = ["checkpoints_explained", "refuse_checkpoint"]
@@ -23,7 +24,7 @@ def refuse_checkpoint(grad_enabled: bool) -> None:
     Args:
         grad_enabled: whether gradients were enabled when the pass began: reentrant checkpointing switches them off.
     """
-    if grad_enabled and (_inside_reentrant() or _inside_non_reentrant()):
+    if grad_enabled and (_inside_reentrant_checkpoint() or inside_non_reentrant_checkpoint()):
         raise DropoutError(
             "checkpoint: want no dropout of ours inside torch.utils.checkpoint where a step draws several masks or has its"
             " own generator, got one; the recomputed block would draw other masks, and all gradients would be wrong."
@@ -33,7 +34,7 @@ def refuse_checkpoint(grad_enabled: bool) -> None:
 
 @contextmanager
 def checkpoints_explained() -> Iterator[None]:
-    """What torch says of a checkpointed block behind a dropout, as an error with the next step."""
+    """Turn what torch says about a checkpointed block behind a dropout into an error with the next step."""
     try:
         yield
     except RuntimeError as error:
@@ -45,7 +46,8 @@ def checkpoints_explained() -> Iterator[None]:
         ) from error
 
 
-def _inside_reentrant() -> bool:
+def _inside_reentrant_checkpoint() -> bool:
+    """Whether a caller is the forward pass of a reentrant checkpoint, which torch marks nowhere else."""
     if torch.is_grad_enabled():
         return False
     code = checkpoint.CheckpointFunction.forward.__code__
@@ -55,8 +57,3 @@ def _inside_reentrant() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _inside_non_reentrant() -> bool:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
-    return hooks is not None and hooks[0].__qualname__.startswith(checkpoint._checkpoint_hook.__name__)

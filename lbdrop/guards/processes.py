@@ -1,8 +1,8 @@
-"""Several processes, as ``torchrun`` starts them: which one this is, where it works, and one step under their wrapper.
+"""Several processes, as ``torchrun`` starts them: which one this is, its device, and a step under ``DistributedDataParallel``.
 
-Masks are independent in every process and gradients, those of the rates like those of the weights, are averaged over all of
-them: the work of ``DistributedDataParallel``, as long as a step is a forward pass of the wrapped model. An objective calls
-the model many times in a step, so the whole step takes the place of that one pass.
+Every process draws its own masks. Gradients of weights and rates are averaged over the processes by the wrapper, which does
+so for one forward pass of the wrapped model. An objective calls the model many times in a step, so the whole step takes the
+place of that one pass.
 """
 
 import os
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lbdrop._torch import ddp_parameters, fabric_forward_module, uncompiled
 from lbdrop.errors import DropoutError
 
 __all__ = [
@@ -53,22 +54,22 @@ def is_first() -> bool:
 
 
 def device_of_this_process(device: torch.device | str | None = None) -> torch.device:
-    """The device of this process: the one told, or a GPU if there is one; of several GPUs each process has its own."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type != "cuda" or count() == 1:
-        return place
-    here, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-    if here >= there:
+    """The device of this process: ``device``, or a GPU if there is one; of several GPUs, each process has one to itself."""
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type != "cuda" or count() == 1:
+        return chosen
+    local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local_rank >= gpus:
         raise DropoutError(
-            f"processes: want at most one for each of the {there} GPUs of this machine, got number {here + 1}; start fewer"
-            " with --nproc-per-node, or pass the device cpu"
+            f"processes: want at most one for each of the {gpus} GPUs of this machine, got number {local_rank + 1}; start"
+            " fewer with --nproc-per-node, or pass the device cpu"
         )
-    return torch.device("cuda", here)
+    return torch.device("cuda", local_rank)
 
 
 @contextmanager
 def per_process_randomness(device: torch.device) -> Iterator[None]:
-    """Draws of this process alone: they follow from the global random state, which may be the same in all, and the rank."""
+    """Draw other random numbers in each process: they follow from its rank and the global random state, alike in all or not."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         yield
         return
@@ -79,7 +80,7 @@ def per_process_randomness(device: torch.device) -> Iterator[None]:
 
 
 def check_agreement(epochs: int, checkpoints: Path, device: torch.device) -> None:
-    """An error where processes would go on from different epochs: they would wait for each other for ever."""
+    """An error where processes would resume from different epochs: they would wait for each other for ever."""
     if count() == 1:
         return
     mean = torch.tensor(float(epochs), device=device)
@@ -96,42 +97,41 @@ def check_agreement(epochs: int, checkpoints: Path, device: torch.device) -> Non
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
-    """The model as it was written, and what wraps it for several processes: DDP, Fabric's module, or nothing."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile's
-    wrapper = None
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_forward_module"):
+    """The model as it was written, and the wrapper that shares it between processes: DDP, Fabric's module, or ``None``."""
+    model, wrapper = uncompiled(model), None
+    while isinstance(model, DistributedDataParallel) or fabric_forward_module(model) is not None:
         wrapper = wrapper or model
         model = model.module  # pyright: ignore[reportAssignmentType]
-    return getattr(model, "_orig_mod", model), wrapper
+    return uncompiled(model), wrapper
 
 
 def averaged_parameters(wrapper: nn.Module) -> set[int] | None:
-    """By identity, the parameters whose gradients a wrapper averages; None where it has no need to."""
-    for module in (wrapper, getattr(wrapper, "_forward_module", None)):
+    """By ``id``, the parameters whose gradients a wrapper averages; ``None`` where it averages none."""
+    for module in (wrapper, fabric_forward_module(wrapper)):
         if isinstance(module, DistributedDataParallel):
-            return {id(p) for p in module._module_parameters}
+            return {id(parameter) for parameter in ddp_parameters(module)}
     return None
 
 
 def call_through_wrapper(wrapper: nn.Module | None, step: Callable[[], Result]) -> Result:
-    """A step in place of the wrapped model's forward pass: what the wrapper does around one, it does around the step."""
-    if wrapper is None or not torch.is_grad_enabled():  # nothing to average: and one process may look by itself
+    """Run a step in place of the wrapped model's forward pass: what the wrapper does around a pass, it does around the step."""
+    if wrapper is None or not torch.is_grad_enabled():  # no gradient to average, and perhaps only one process calls
         return step()
     inner: nn.Module = wrapper.module  # pyright: ignore[reportAssignmentType]
-    own = vars(inner).get("forward")
+    instance_forward = vars(inner).get("forward")  # of this one object, beside its class's
 
-    def back() -> None:
-        if own is None:
+    def restore() -> None:
+        if instance_forward is None:
             vars(inner).pop("forward", None)
         else:
-            vars(inner)["forward"] = own
+            vars(inner)["forward"] = instance_forward
 
-    def once(run: Callable[[], Result]) -> Result:
-        back()  # inside the step the model is itself
+    def run_step(run: Callable[[], Result]) -> Result:
+        restore()  # the step itself calls the model's own forward
         return run()
 
-    vars(inner)["forward"] = once
+    vars(inner)["forward"] = run_step
     try:
         return wrapper(step)
     finally:
-        back()
+        restore()

@@ -1,1 +1,1 @@
-"""One pass of a model under many masks: what they share is computed once."""
+"""Run a model under many masks, and compute what does not depend on a mask only once."""

@@ -1,8 +1,8 @@
 """``torch.autocast`` in lanes: under ``vmap``, a torch function gets its arguments in the precision of a plain pass.
 
-``vmap`` takes functions apart before autocast sees them: what it makes of ``conv2d`` autocast does not know, and of ``linear``
-it leaves a product, which becomes bfloat16, and a bias, which makes it float32 again. Here the arguments of the whole
-function are cast, by torch's own list for the device.
+``vmap`` takes functions apart before autocast sees them. Of ``conv2d`` it makes an operation that autocast does not know. Of
+``linear`` it makes a product, which becomes bfloat16, and a sum with the bias, which becomes float32 again. Here the
+arguments of the whole function are cast, by torch's own list for the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lbdrop._torch import any_autocast_enabled, autocast_disabled, autocast_operations, is_batched
+
 __all__ = ["lane_autocast"]
 
-# Of the functions that torch registers for autocast, these run in lower precision, these in the widest type among their
-# arguments, and all others in float32. A CPU has an order of its own for some.
+# Of the functions that torch registers for autocast, LOWER run in lower precision, WIDEST in the widest type among their
+# arguments, and all others in float32. A CPU has another list of the second kind.
 LOWER = {
     "_addmm_activation", "_convolution", "_native_multi_head_attention", "_scaled_dot_product_flash_attention",
     "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul",
@@ -32,72 +34,74 @@ WIDEST = {
     "stack", "tensordot", "vdot",
 }  # fmt: skip
 WIDEST_ON_CPU = {"cat", "index_copy", "stack"}
-# Other names of registered functions, and functions made of them, which a device's list may leave out.
-MADE_OF = {
+# Other names of registered functions, and functions that call them, which a device's list may leave out.
+CALLS = {
     "__matmul__": "matmul", "chain_matmul": "mm", "cross_entropy_loss": "log_softmax", "einsum": "bmm", "inner": "mm",
     "linalg_matmul": "matmul", "linalg_multi_dot": "mm", "linalg_norm": "linalg_vector_norm", "nll_loss_nd": "nll_loss",
     "pairwise_distance": "norm", "special_expm1": "expm1", "special_log1p": "log1p", "special_log_softmax": "log_softmax",
     "special_softmax": "softmax", "square": "pow", "tensordot": "mm",
 }  # fmt: skip
-# Take an input in lower precision beside parameters in float32, but not under vmap.
+# In a plain pass these take an input in lower precision beside parameters in float32; under vmap they do not.
 NORMS = {"batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"}
 
 
 def lane_autocast() -> AbstractContextManager[object]:
     """While open, ``torch.autocast`` reaches into lanes. Costs nothing where it is off for every device."""
-    return _LaneAutocast() if torch._C._is_any_autocast_enabled() else nullcontext()
+    return _LaneAutocast() if any_autocast_enabled() else nullcontext()
 
 
 class _LaneAutocast(TorchFunctionMode):
-    """Casts what has lanes as ``torch.autocast`` casts what has none, unless the model switches that off at the moment."""
+    """Casts what has lanes as ``torch.autocast`` casts what has none, unless the model has switched it off for a while."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        device = next((t.device.type for t in _tensors(args, kwargs) if _has_lanes(t)), None)
+        device = next((t.device.type for t in _tensors(args, kwargs) if is_batched(t)), None)
         if device is None or not torch.is_autocast_enabled(device):
             return func(*args, **kwargs)
-        if (opened := _opened(func)) is not None:
+        if (transparent := _transparent(func)) is not None:
             with self:
-                return opened(*args, **kwargs)
-        name = _known_as(getattr(func, "__name__", ""), device)
+                return transparent(*args, **kwargs)
+        name = _registered_name(getattr(func, "__name__", ""), device)
         if name is None:
             return func(*args, **kwargs)
-        given = [t.dtype for t in _tensors(args, kwargs) if _is_cast(t, device)]
+        dtypes = [t.dtype for t in _tensors(args, kwargs) if _is_cast(t, device)]
         widest = name in (WIDEST_ON_CPU if device == "cpu" else WIDEST)
-        lower = name in LOWER or (widest and torch.float32 not in given)
+        lower = name in LOWER or (widest and torch.float32 not in dtypes)
         cast = partial(_cast, device=device, dtype=torch.get_autocast_dtype(device) if lower else torch.float32)
-        with torch._C._DisableAutocast():  # or it would cast again what vmap makes of a function in float32
+        with autocast_disabled():  # or it would cast again what vmap makes of a function in float32
             output = func(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
         return output if name in _registered(device) else output.to(next(_tensors(args, kwargs)).dtype)
 
 
 @cache
-def _known_as(name: str, device: str) -> str | None:
-    """The name by which the device's list, or ours, has the function."""
+def _registered_name(name: str, device: str) -> str | None:
+    """The name under which the device's list, or ours, has the function."""
     registered = _registered(device)
     if name in registered:
         return name
-    made_of = MADE_OF.get(name)
-    return made_of if made_of in registered else name if name in NORMS else None
+    called = CALLS.get(name)
+    return called if called in registered else name if name in NORMS else None
 
 
 @cache
 def _registered(device: str) -> set[str]:
-    if not torch.amp.is_autocast_available(device):
-        return set()
-    found = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
-    return {name.removeprefix("aten::").partition(".")[0] for name in found if name.startswith("aten::")}
+    return autocast_operations(device)
 
 
 @cache
-def _opened(func: Any) -> Callable[..., Any] | None:
-    """Of a function written in Python, such as ``F.softmax``, a copy of which a mode sees the calls inside, not the whole."""
+def _transparent(func: Any) -> Callable[..., Any] | None:
+    """Of a function written in Python, such as ``F.softmax``, a copy whose inner calls reach a mode one by one.
+
+    Such a function first asks ``has_torch_function``, and hands itself over whole if so; in the copy the answer is no.
+    """
     if not isinstance(func, FunctionType):
         return None
-    asked = {name for name in func.__code__.co_names if name.startswith("has_torch_function")} & set(func.__globals__)
-    if not asked:
+    questions = {name for name in func.__code__.co_names if name.startswith("has_torch_function")} & set(
+        func.__globals__
+    )
+    if not questions:
         return None
-    names = func.__globals__ | dict.fromkeys(asked, _never)
+    names = func.__globals__ | dict.fromkeys(questions, _never)
     copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
@@ -112,10 +116,6 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
         for each in value if isinstance(value, list | tuple) else (value,):
             if isinstance(each, Tensor):
                 yield each
-
-
-def _has_lanes(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _cast(value: Any, device: str, dtype: torch.dtype) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lbdrop._torch import copy_many
 from lbdrop.recommend.rows import Batch, Rows
 
 __all__ = ["Fixed", "Recorder"]
@@ -52,8 +53,7 @@ class Fixed:
     def fill(self, batch: Batch) -> None:
         """Copy a batch in; entries left from a longer one go to the spare row, whose items do not matter."""
         entries, size = len(batch.item), self.size
-        # In one kernel: a copy each would take longer to launch than to run.
-        torch._foreach_copy_(
+        copy_many(
             [self.user[:entries], self.item[:entries], self.number[:size], self.offsets[:size]],
             [batch.user, batch.item, batch.number, batch.offsets],
         )

@@ -17,8 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lbdrop._torch import norms_of_many
 from lbdrop.errors import DropoutError
-from lbdrop.guards.finite import Answer, bad_parameters
+from lbdrop.guards.diagnosis import nonfinite_parameters
+from lbdrop.guards.finite import Answer
 from lbdrop.recommend.vae import VAE, Losses
 
 __all__ = ["StepWatch"]
@@ -64,7 +66,7 @@ class StepWatch:
         """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
         # As few and small kernels as may be: a step of a small model is not much longer than they are.
         gradients = [p.grad for p in self.watched if p.grad is not None]
-        norms = iter(torch._foreach_norm(gradients, math.inf) if gradients else ())
+        norms = iter(norms_of_many(gradients, math.inf))
         largest = [self.nothing if p.grad is None else next(norms) for p in self.watched]
         now = torch.stack([self.broken, self.one, *(each.detach().float() for each in (*losses, *largest))])
         torch.where(self.whole, now, self.numbers, out=self.numbers)
@@ -86,7 +88,7 @@ class StepWatch:
     def end(self) -> None:
         """Of an epoch: the error, if anything was spoiled in it; waits for the device."""
         self.refuse()
-        if not self.tables and (bad := bad_parameters(self.model)):
+        if not self.tables and (bad := nonfinite_parameters(self.model)):
             raise DropoutError(
                 f"training: want finite numbers, got NaN or infinity in {', '.join(bad[:4])} after epoch {self.epoch}, though"
                 f" all losses were finite. Lower the learning rates (now {self._rates()}), and train"
@@ -101,7 +103,7 @@ class StepWatch:
         step = float(self.sums[1] - self.sums[0])
         gradient = float(self.numbers[6:].max())  # NaN is the largest there is
         what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
-        bad = bad_parameters(self.model)
+        bad = nonfinite_parameters(self.model)
         where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()
         raise DropoutError(
             f"training: want finite numbers, got a step whose {what} (nll {nll:g}, kl {kl:g}, mask KL {mask_kl:g}): step"
@@ -113,5 +115,5 @@ class StepWatch:
         return ", ".join(f"{group.get('name', 'parameters')} {group['lr']:g}" for group in self.optimizer.param_groups)
 
     def _bad_gradients(self) -> str:
-        found = bad_parameters(self.model, gradients=True)
+        found = nonfinite_parameters(self.model, gradients=True)
         return f"gradients of {', '.join(found[:4])}" if found else ""

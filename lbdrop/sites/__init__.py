@@ -1,1 +1,1 @@
-"""Every place where a model draws a mask: found, given a rate, and taken out again."""
+"""Sites, the places where a model draws a mask: find them, give each a learned rate, and take it out again."""

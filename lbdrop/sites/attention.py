@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lbdrop._torch import attention_has_one_weight, bare_module, set_attention_has_one_weight
 from lbdrop.dropout import NoiseLayer
 
 __all__ = ["LearnableAttention"]
@@ -19,27 +20,24 @@ class LearnableAttention(nn.MultiheadAttention):
     """
 
     attention_dropout: NoiseLayer | None
+    one_weight: bool
+    """Whether query, key and value share one projection weight."""
 
     @classmethod
     def of(cls, original: nn.MultiheadAttention, dropout: NoiseLayer | None) -> "LearnableAttention":
         """Take over the parameters of ``original``, under their own names."""
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.__dict__.update(original.__dict__)
-        module._modules = dict(original._modules)
+        module = bare_module(cls, original)
         module.attention_dropout = dropout
         module.dropout = 0.0
-        # What nn.TransformerEncoderLayer asks before it takes its fused path, which knows no dropout.
-        module._packed, module._qkv_same_embed_dim = module._qkv_same_embed_dim, False
+        module.one_weight = attention_has_one_weight(original)
+        # nn.TransformerEncoderLayer checks this before it takes its fused path, which ignores our dropout.
+        set_attention_has_one_weight(module, False)
         return module
 
     def plain(self) -> nn.MultiheadAttention:
         """Back to ``nn.MultiheadAttention``, dropout off; an unscaled mask's mean goes into the output projection."""
-        module = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        nn.Module.__init__(module)
-        module.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_packed"})
-        module._modules = {k: v for k, v in self._modules.items() if k != "attention_dropout"}
-        module._qkv_same_embed_dim = self._packed
+        module = bare_module(nn.MultiheadAttention, self, without=("attention_dropout", "one_weight"))
+        set_attention_has_one_weight(module, self.one_weight)
         if self.attention_dropout is not None:
             gain = self.attention_dropout.gain()
             per_feature = gain.repeat_interleave(self.head_dim) if gain.dim() else gain
@@ -70,13 +68,13 @@ class LearnableAttention(nn.MultiheadAttention):
         if self.attention_dropout is not None:
             weights = self.attention_dropout(weights)
         output = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
-        shown = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+        returned = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
         if unbatched:
-            return output.squeeze(0), None if shown is None else shown.squeeze(0)
-        return output if self.batch_first else output.transpose(0, 1), shown
+            return output.squeeze(0), None if returned is None else returned.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), returned
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._packed:
+        if self.one_weight:
             weights: Any = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -101,13 +99,13 @@ class LearnableAttention(nn.MultiheadAttention):
             parts.append(additive.unflatten(0, (-1, self.num_heads)) if additive.dim() == 3 else additive)
         if padding is not None:
             parts.append(_additive(padding, q.dtype)[:, None, None, :])
-        # Positions appended by bias_k and add_zero_attn are always visible.
+        # Attention to positions appended by bias_k and add_zero_attn is always allowed.
         parts = [F.pad(part, (0, k.shape[-2] - part.shape[-1])) for part in parts]
         return sum(parts[1:], parts[0]) if parts else None
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """True means "not to be seen", as in ``nn.MultiheadAttention``."""
+    """Scores to add: a boolean mask is true where attention is not allowed, as in ``nn.MultiheadAttention``."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))

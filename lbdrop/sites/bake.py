@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lbdrop._torch import children_of, has_forward_pre_hooks, parameters_of, uncompiled
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.sites import huggingface
@@ -37,7 +38,7 @@ def bake(model: nn.Module) -> Any:
           (2): Linear(in_features=8, out_features=2, bias=True)
         )
     """
-    model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
+    model = copy.deepcopy(uncompiled(model)).eval()
     gains = {name: layer.gain() for name, layer in noise_layers(model).items()}
     return unwrap(fold(model, gains))
 
@@ -82,10 +83,10 @@ def _into_neighbours(model: nn.Module, around: Neighbours, gain: Tensor) -> bool
 
 def tied(model: nn.Module, module: nn.Module) -> bool:
     """Whether the weight is not this module's alone to change: held by another, or computed by a parametrisation."""
-    weight = module._parameters.get("weight")
-    if weight is None or "parametrizations" in module._modules or module._forward_pre_hooks:
+    weight = parameters_of(module).get("weight")
+    if weight is None or "parametrizations" in children_of(module) or has_forward_pre_hooks(module):
         return True
-    holders = [m for m in model.modules() for p in m._parameters.values() if p is weight]
+    holders = [m for m in model.modules() for p in parameters_of(m).values() if p is weight]
     return len(holders) > 1
 
 

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from lbdrop._torch import children_of
 from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale
 from lbdrop.errors import DropoutError
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
@@ -327,9 +328,10 @@ def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
             module.to(next(model.parameters()).device)
         replacements[id(original)] = module
     for parent in list(model.modules()):
-        for child_name, child in parent._modules.items():
+        children = children_of(parent)
+        for child_name, child in children.items():
             if id(child) in replacements:
-                parent._modules[child_name] = replacements[id(child)]
+                children[child_name] = replacements[id(child)]
     return replacements.get(id(model), model)
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop._torch import bare_module, parameters_of
 from lbdrop.dropout import LearnableDropout
 from lbdrop.errors import DropoutError
 from lbdrop.rules.priors import entropy
@@ -51,10 +52,7 @@ class GatedRanks(nn.Linear):
     @classmethod
     def of(cls, original: nn.Linear, price: float) -> "GatedRanks":
         """Take over the parameters of ``original``, under their own names."""
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.__dict__.update(original.__dict__)
-        module._modules = dict(original._modules)
+        module = bare_module(cls, original)
         gate = RankGate(original.out_features, price).to(original.weight.device)
         gate.requires_grad_(original.weight.requires_grad)  # an adapter that is not trained keeps its gates
         module.gate = gate.train(original.training)
@@ -67,8 +65,8 @@ class GatedRanks(nn.Linear):
     @property
     def ungated(self) -> nn.Parameter:
         """The parameter itself."""
-        weight = self._parameters["weight"]
-        assert weight is not None
+        weight = parameters_of(self)["weight"]
+        assert isinstance(weight, nn.Parameter)
         return weight
 
     def forward(self, input: Tensor) -> Tensor:

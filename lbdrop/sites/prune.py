@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lbdrop._torch import uncompiled
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.sites.bake import TRANSPOSED, fold, tied, unwrap
@@ -34,7 +35,7 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
     """
     if not 0 < threshold < 1:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
-    model = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
+    model = copy.deepcopy(uncompiled(model)).eval()
     layers = {name: layer for name, layer in noise_layers(model).items() if not isinstance(layer, RankGate)}
     alive = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
     empty = [name for name, mask in alive.items() if not mask.any()]

@@ -17,7 +17,7 @@ from experiments.vision.train import fit as fit_images
 from lbdrop import ConcreteDropout, DropoutError, GaussianDropout, LearnableDropout, Objective, estimators
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer, hold_in_range
 from lbdrop.estimators import antithetic, disarm
-from lbdrop.guards.finite import SMALL, finite_gradients
+from lbdrop.guards.finite import MAX_COPIED, finite_gradients
 from lbdrop.masks import Held, use
 from lbdrop.recommend.row_masks import RowMasks, row_values
 from lbdrop.recommend.rows import Rows
@@ -105,7 +105,7 @@ def test_a_scaler_deals_with_its_own_overflow() -> None:
     assert_unchanged(model, before)
 
 
-@pytest.mark.parametrize("numbers", [30, SMALL + 10], ids=["small", "large"])
+@pytest.mark.parametrize("numbers", [30, MAX_COPIED + 10], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 def test_one_gradient_that_is_no_number_is_found_in_every_precision(dtype: torch.dtype, numbers: int) -> None:
     parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (3, numbers, 5)]

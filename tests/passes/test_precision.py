@@ -77,7 +77,7 @@ def lanes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a model that vmap can take went to replay")
 
-    monkeypatch.setattr(passes, "_replay", refuse)
+    monkeypatch.setattr(passes, "run_replay", refuse)
 
 
 class Kept:
@@ -140,7 +140,7 @@ def test_predictions_are_those_of_the_other_engine(kind, shape, monkeypatch) -> 
     with half():
         with replayed(model.eval()):
             slow = predict(model, x, samples=6)
-        monkeypatch.setattr(passes, "_replay", None)
+        monkeypatch.setattr(passes, "run_replay", None)
         fast = predict(model, x, samples=6)
     assert_rounded_alike(fast.samples, slow.samples)
     assert not torch.equal(fast.mean, predict(model, x, samples=6).mean)  # float32 without autocast
@@ -207,7 +207,7 @@ def agree(kind: Callable[[], nn.Module], shape: tuple[int, ...], objective, monk
     with half():
         with replayed(model):
             slow = gradients(model, lambda: objective(model, x), x)
-        monkeypatch.setattr(passes, "_replay", None)
+        monkeypatch.setattr(passes, "run_replay", None)
         fast = gradients(model, lambda: objective(model, x), x)
     assert set(fast) == set(slow)
     assert len(fast) > len(list(model.parameters())) / 2

@@ -82,7 +82,7 @@ def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
         model.eval().up[0].conv.weight.mul_(100)  # or masks of so few pixels would be hard to see
         together, one_by_one = (
             engine(layers, lambda: model(x), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
-            for engine in (passes._lanes, passes._replay)
+            for engine in (passes.run_lanes, passes.run_replay)
         )
     torch.testing.assert_close(together, one_by_one, rtol=1e-3, atol=1e-4)
     assert (together[0] - together[1]).abs().max() > 1e-2
