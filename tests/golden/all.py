@@ -1,5 +1,5 @@
 """All recipes by name."""
 
-from . import recipes
+from . import recipes, recipes_experiments, recipes_recommender
 
-ALL = recipes.RECIPES
+ALL = recipes.RECIPES | recipes_recommender.RECIPES | recipes_experiments.RECIPES
