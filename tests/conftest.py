@@ -26,7 +26,7 @@ TENSORS = (
     "evaluate",
     "chunked",
 )
-VISION = ("vision.crops", "vision.segment", "vision.camvid", "networks.tiramisu", "camvid.chapter_scenes")
+VISION = ("vision.crops", "vision.segment", "vision.camvid", "networks.tiramisu", "camvid.scenes")
 with install_import_hook(
     [
         "lbdrop.metrics.ranking",

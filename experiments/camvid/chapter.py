@@ -11,13 +11,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from experiments.camvid.chapter_scenes import Maps, images, palette, read_maps, strips_png
+from experiments.camvid.record import MEASURES, ROWS, read
+from experiments.camvid.scenes import Maps, images, palette, read_maps, strips_png
 from experiments.report import charts
-from experiments.report.kinds import Grid, Part
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, facts, findings, note, plus_minus, section
-from experiments.report.runs import Json, check, distinct
-from experiments.report.schema import fields, listed, mapped, maybe, number, pairs, text, whole
-from experiments.report.summary import Measure, judged, paired, stat
+from experiments.report.records import Json
+from experiments.report.statistics import Measure, judged, paired, stat
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html, pipes
 from experiments.vision.camvid import CLASSES, load
@@ -25,41 +25,10 @@ from lbdrop.errors import DropoutError
 
 __all__ = ["chapter", "part", "summarise"]
 
-MEASURES = {
-    "accuracy": Measure("accuracy, %", True, 100, 2),
-    "mean_iou": Measure("mean IoU, %", True, 100, 2),
-    "pavpu_mean_entropy": Measure("PAvPU at mean entropy, %", True, 100, 2),
-    "pavpu_sweep": Measure("PAvPU over thresholds, %", True, 100, 2),
-    "ece": Measure("ECE", False),
-    "nll": Measure("NLL", False),
-    "brier": Measure("Brier", False),
-}
-ORDER = ("lbd", "concrete", "gaussian", "mc", "mc-masks", "regular")
-# Test accuracy, mean IoU and mean PAvPU in per cent, as printed.
-PAPER = {
-    "lbd": (89.18, 60.42, 85.16), "concrete": (88.64, 55.95, 83.81), "gaussian": (88.04, 54.85, 85.02),
-    "mc": (87.80, 54.40, 84.39), "regular": (86.65, 53.62, 81.17),
-}  # fmt: skip
-
-_SCORES = fields(dict.fromkeys(MEASURES, number))
-RUN = fields(
-    {
-        "method": text, "label": text, "seed": whole, "recipe": text, "protocol": text, "settings": fields({}),
-        "provenance": fields({}), "validation": _SCORES, "test": _SCORES, "class_iou": mapped(maybe(number)),
-        "pavpu_curve": pairs(fields({"t": listed(number, least=1), "pavpu": listed(number, least=1)}), "t", "pavpu"),
-        "reliability": fields({name: listed(maybe(number)) for name in ("confidence", "accuracy")} | {"count": listed(whole)}),
-        "rates": mapped(fields({"mean": number})), "seconds": fields({"train": number, "per_epoch": listed(number)}),
-    },
-    {"peak_bytes": maybe(number)},
-)  # fmt: skip
-
 
 def part(files: Sequence[Path], data: Path | None) -> Part:
     """The chapter of these records, the same as a table and a summary, and two figures; ``data`` is a folder of CamVid."""
-    runs = distinct(
-        files, lambda path, run: check(path, run, "camvid", RUN, "CamVid run"),
-        lambda run: (run["recipe"], run["method"], run["seed"]), "recipe, method and seed",
-    )  # fmt: skip
+    runs = read(files)
     summary = summarise(runs)
     rows = list(summary["rows"].values())
     shown = _scenes(runs, data)
@@ -73,7 +42,7 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
         {
             "table.md": markdown(summary).encode(),
             "summary.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
-            "pavpu.png": charts.pavpu_png(charts.told_apart(rows)),
+            "pavpu.png": charts.pavpu_png(_drawn(summary)),
             **({"scenes.png": strips_png(shown)} if shown else {}),
         },
     )  # fmt: skip
@@ -84,9 +53,9 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
     recipes = sorted({run["recipe"] for run in runs})
     if len(recipes) > 1:
         raise DropoutError(f"recipes {', '.join(recipes)} are mixed; report on the runs of one at a time")
-    place = {name: i for i, name in enumerate(ORDER)}
+    place = {name: i for i, name in enumerate(ROWS)}
     groups: dict[str, list[Json]] = {}
-    for run in sorted(runs, key=lambda run: (place.get(run["method"], len(ORDER)), run["seed"])):
+    for run in sorted(runs, key=lambda run: (place.get(run["method"], len(ROWS)), run["seed"])):
         groups.setdefault(run["method"], []).append(run)
     rows = {name: _row(name, group) for name, group in groups.items()}
     differences = [
@@ -102,7 +71,8 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
     caveats += [f"A method has {fewest} seed{'s' * (fewest > 1)}: too few for an interval."] * (fewest < 3)
     summary = {
         "experiment": "camvid", "kind": "summary", "recipe": recipes[0], "protocol": protocols,
-        "seeds": sorted({run["seed"] for run in runs}), "rows": rows, "differences": differences, "paper": PAPER,
+        "seeds": sorted({run["seed"] for run in runs}), "rows": rows, "differences": differences,
+        "paper": {name: row.paper for name, row in ROWS.items() if row.paper},
         "caveats": caveats,
         "runs": [{n: run[n] for n in ("file", "method", "seed", "settings", "provenance")} for run in runs],
     }  # fmt: skip
@@ -167,7 +137,7 @@ def _findings(summary: Json) -> list[str]:
 
 def chapter(summary: Json, shown: Maps | None) -> Chapter:
     """All that the page says."""
-    rows = charts.told_apart(list(summary["rows"].values()))
+    rows = _drawn(summary)
     curves = [(row, [(t, 100 * p["mean"]) for t, p in zip(*row["pavpu_curve"].values(), strict=True)]) for row in rows]
     lead = f"{len(summary['runs'])} rows of the recipe {summary['recipe']}, {len(summary['seeds'])} seeds."
     sections = [
@@ -203,6 +173,16 @@ def markdown(summary: Json) -> str:
     return "\n\n".join([*parts, *(f"- {each}" for each in (*summary["findings"], *summary["caveats"]))]) + "\n"
 
 
+def _drawn(summary: Json) -> list[dict[str, Any]]:
+    """The rows in their colours and dashes."""
+    styled = []
+    for row in summary["rows"].values():
+        declared = ROWS.get(row["method"])
+        colour, dash = (declared.colour, declared.dash) if declared else ("other", "")
+        styled.append({**row, "family": colour, "dash": dash})
+    return charts.distinct(styled)
+
+
 def _show(row: Json, name: str) -> str:
     return plus_minus(row["measures"][name], MEASURES[name].digits, MEASURES[name].scale)
 
@@ -216,7 +196,11 @@ def _columns(names: Mapping[str, Measure]) -> Columns:
 
 def _paper() -> Columns:
     def cell(i: int) -> Callable[[Json], str]:
-        return lambda row: f"{PAPER[row['method']][i]:.2f}" if row["method"] in PAPER else "–"
+        def shown(row: Json) -> str:
+            declared = ROWS.get(row["method"])
+            return f"{declared.paper[i]:.2f}" if declared and declared.paper else "–"
+
+        return shown
 
     return {f"paper: {name}, %": cell(i) for i, name in enumerate(("accuracy", "mean IoU", "mean PAvPU"))}
 
@@ -254,9 +238,8 @@ def _best(rows: Sequence[Json]) -> dict[str, str]:
 
 def _scenes(runs: Sequence[Json], data: Path | None) -> Maps | None:
     """The maps of the first method's first seed, with images and truth if the data set is at hand."""
-    first = min(
-        runs, key=lambda run: (ORDER.index(run["method"]) if run["method"] in ORDER else len(ORDER), run["seed"])
-    )
+    place = {name: i for i, name in enumerate(ROWS)}
+    first = min(runs, key=lambda run: (place.get(run["method"], len(ROWS)), run["seed"]))
     file = Path(first["file"]).with_suffix(".npz")
     if not file.exists():
         return None

@@ -15,14 +15,14 @@ from lbdrop import Predictive, predict
 from lbdrop.dropout import noise_layers
 from lbdrop.metrics.streams import Calibration, EntropyRange, MeanIoU, PatchPAvPU
 
-__all__ = ["Found", "Look", "chosen", "evaluate", "prediction"]
+__all__ = ["Found", "Prediction", "chosen", "evaluate", "predicting"]
 
 WINDOW = 2
 PICTURES = 4
-Ask = Callable[[Tensor], Predictive]
+Predict = Callable[[Tensor], Predictive]
 
 
-class Look(NamedTuple):
+class Prediction(NamedTuple):
     """How to predict."""
 
     samples: int
@@ -33,8 +33,7 @@ class Look(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, settings: Any, row: str) -> "Look":
-        sampled = row != "regular"
+    def of(cls, settings: Any, sampled: bool) -> "Prediction":
         # A batch's own statistics are those of one image: what an image is said to be must not depend on its neighbours.
         return cls(
             settings.samples if sampled else 1,
@@ -62,7 +61,7 @@ def chosen(count: int) -> list[int]:
     return sorted({round(i * (count - 1) / (PICTURES - 1)) for i in range(PICTURES)})
 
 
-def evaluate(ask: Ask, scenes: Scenes, batch: int, ends: tuple[float, float] | None = None) -> Found:
+def evaluate(predict_images: Predict, scenes: Scenes, batch: int, ends: tuple[float, float] | None = None) -> Found:
     """Measure one split; ``ends`` are the validation split's, and its own where they are not given."""
     device = scenes.images.device
     calibration, overlap = Calibration(void=VOID).to(device), MeanIoU(len(CLASSES), VOID, CLASSES).to(device)
@@ -71,7 +70,7 @@ def evaluate(ask: Ask, scenes: Scenes, batch: int, ends: tuple[float, float] | N
     shown, kept = set(chosen(len(scenes))), []
     for first in range(0, len(scenes), batch):
         rows = slice(first, first + batch)
-        p, labels = ask(scenes.images[rows]), scenes.labels[rows].long()
+        p, labels = predict_images(scenes.images[rows]), scenes.labels[rows].long()
         for measure in (calibration, overlap, reach, patches):
             measure.update(p.mean, labels)
         kept += [_maps(p, i - first) | {"index": torch.tensor(i)} for i in shown & {*range(first, first + len(labels))}]
@@ -98,12 +97,12 @@ def evaluate(ask: Ask, scenes: Scenes, batch: int, ends: tuple[float, float] | N
 
 
 @contextmanager
-def prediction(network: nn.Module, data: CamVid, look: Look) -> Iterator[Ask]:
-    """A function from byte images to their predictive distribution; the network is given back as it was."""
+def predicting(network: nn.Module, data: CamVid, how: Prediction) -> Iterator[Predict]:
+    """A function from byte images to their predictive distribution; afterwards the network is as it was."""
     device = data.train.images.device
     layers = noise_layers(network).values()
     before = {name: value.clone() for name, value in network.named_buffers()}
-    generator = torch.Generator(device).manual_seed(look.seed)
+    generator = torch.Generator(device).manual_seed(how.seed)
 
     def autocast() -> Any:
         return torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda")
@@ -112,21 +111,21 @@ def prediction(network: nn.Module, data: CamVid, look: Look) -> Iterator[Ask]:
         form = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         return as_input(images).contiguous(memory_format=form)
 
-    def ask(images: Tensor) -> Predictive:
+    def predict_images(images: Tensor) -> Predictive:
         with autocast():
             return predict(
-                network, placed(images), samples=look.samples, keep_samples=False, progress=False, generator=generator
+                network, placed(images), samples=how.samples, keep_samples=False, progress=False, generator=generator
             )
 
     try:
         for layer in layers:
-            layer.samples_at_test = look.sampled
-        if look.statistics == "re-estimated":
-            batches = (placed(part) for part in data.train.images.split(look.batch))
+            layer.samples_at_test = how.sampled
+        if how.statistics == "re-estimated":
+            batches = (placed(part) for part in data.train.images.split(how.batch))
             with autocast():
-                re_estimate(network, batches, sampled=look.sampled, generator=generator)
-        with batch_statistics(network) if look.statistics == "batch" else nullcontext():
-            yield ask
+                re_estimate(network, batches, sampled=how.sampled, generator=generator)
+        with batch_statistics(network) if how.statistics == "batch" else nullcontext():
+            yield predict_images
     finally:
         for layer in layers:
             del layer.samples_at_test

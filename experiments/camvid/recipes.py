@@ -2,7 +2,7 @@
 
 ``paper`` is the published recipe. ``fast`` is for GPU minutes and the same for every method: a common start of each seed,
 trained on crops with a fixed rate of .2 everywhere, from which every method goes on with whole images. Methods differ in the
-middle block's dropout alone; validation images choose, test images are looked at once.
+middle block's dropout alone; validation images choose, test images are used once.
 """
 
 import time
@@ -14,38 +14,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from experiments.camvid.measure import Look, evaluate, prediction
+from experiments.camvid.measure import Prediction, evaluate, predicting
+from experiments.camvid.record import METHODS, TABLE
 from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, Plan
 from experiments.vision.camvid import CLASSES, CamVid
 from experiments.vision.crops import Crops
 from experiments.vision.segment import SegmentationSchedule, Segmenter, compact
 from experiments.vision.train import train
-from lbdrop import Bound, ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
-from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop import Bound, Objective
+from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 
 __all__ = ["METHODS", "RECIPES", "Round", "Settings", "Start", "build", "common_start", "contestants", "run"]
 
 
-class Method(NamedTuple):
-    """What one training does differently, and the rows of the table it gives."""
-
-    kind: type[NoiseLayer]
-    rows: dict[str, str]
-    """Name and label; a row called "regular" predicts without masks."""
-    masks: int = 1
-    """Through how many masks weights are trained in a step; an estimator has its own number."""
-
-
-METHODS = {
-    "lbd": Method(LearnableDropout, {"lbd": "LBD, a rate per layer"}),
-    "concrete": Method(ConcreteDropout, {"concrete": "Concrete, a rate per layer"}),
-    "gaussian": Method(GaussianDropout, {"gaussian": "Gaussian, a variance per layer"}),
-    "mc": Method(FixedDropout, {"mc": "MC dropout", "regular": "regular dropout"}),
-    "mc-masks": Method(FixedDropout, {"mc-masks": "MC dropout, 2 masks a step"}, masks=2),
-}
-TABLE = ("lbd", "concrete", "gaussian", "mc")
 STATISTICS = ("batch", "running", "re-estimated")
 
 
@@ -153,11 +136,11 @@ def contestants(base: Settings, seeds: int) -> Iterator[Settings]:
 
 def build(settings: Settings) -> FCDenseNet:
     """The network with the method's dropout in the 15 layers of its middle block, a fixed rate elsewhere."""
-    kind = METHODS[settings.method].kind
+    layer = METHODS[settings.method].layer
 
     def dropout(block: str, channels: int) -> nn.Module:
         if block == "middle":
-            return kind(rate=settings.start_rate if kind.learns else settings.rate, channels=True)
+            return layer(rate=settings.start_rate if layer.learns else settings.rate, channels=True)
         return CommonDropout2d(settings.rate)
 
     return FCDenseNet(settings.depth, classes=len(CLASSES), dropout=dropout, plan=settings.plan)
@@ -249,17 +232,17 @@ def run(
                "start": sum(epoch["seconds"] for epoch in start.history) if start else 0.0}  # fmt: skip
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     records, maps = [], {}
-    for row, label in METHODS[settings.method].rows.items():
-        look = Look.of(settings, row)
-        with prediction(network, data, look) as ask:
-            validation = evaluate(ask, data.validation, look.batch)
+    for row in METHODS[settings.method].rows:
+        how = Prediction.of(settings, row.sampled)
+        with predicting(network, data, how) as predict_images:
+            validation = evaluate(predict_images, data.validation, how.batch)
             began = time.perf_counter()
-            test = evaluate(ask, data.test, look.batch, validation.ends)
+            test = evaluate(predict_images, data.test, how.batch, validation.ends)
         records.append(
             {
                 "experiment": "camvid",
-                "method": row,
-                "label": label,
+                "method": row.name,
+                "label": row.label,
                 "seed": settings.seed,
                 "recipe": settings.recipe,
                 "settings": asdict(settings),
@@ -277,7 +260,7 @@ def run(
                 "start": start and {"epochs": len(start.history), "losses": [epoch["loss"] for epoch in start.history]},
             }
         )
-        maps[row] = test.maps
+        maps[row.name] = test.maps
     return records, maps
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from experiments.camvid import recipes
-from experiments.camvid.recipes import METHODS, Settings, Start
+from experiments.camvid.recipes import Settings, Start
+from experiments.camvid.record import METHODS
 from experiments.vision.camvid import CamVid
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import replacing
@@ -70,7 +71,9 @@ class Starts:
 
 def once(settings: Settings, starts: Starts, folder: Path) -> list[dict[str, Any]] | None:
     """Train and measure, unless every row is in ``folder`` already."""
-    files = {row: folder / f"{settings.recipe}-{row}-seed{settings.seed}" for row in METHODS[settings.method].rows}
+    files = {
+        row.name: folder / f"{settings.recipe}-{row.name}-seed{settings.seed}" for row in METHODS[settings.method].rows
+    }
     if all(file.with_suffix(".json").exists() for file in files.values()):
         return None
     at = starts.states / settings.name if starts.states else None

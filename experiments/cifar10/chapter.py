@@ -11,18 +11,22 @@ import json
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import UInt8
 from torch import Tensor
 
-from experiments.report import charts, runs, tables
-from experiments.report.kinds import Grid, Part
+from experiments.cifar10 import record, tables
+from experiments.cifar10.record import FIXED_RATE, MEASURES
+from experiments.cifar10.summary import show, summarise, verdict
+from experiments.cifar10.tables import BASIC, UNCERTAIN, best_of, columns
+from experiments.report import charts
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, facts, findings, note, plus_minus, section
 from experiments.report.pictures import picture
-from experiments.report.runs import Json
-from experiments.report.summary import FIXED, MEASURES, show, summarise, verdict
+from experiments.report.records import Json
 from experiments.report.svg import panels
-from experiments.report.tables import BASIC, UNCERTAIN, best_of, columns, html
+from experiments.report.tables import Columns, html
 from experiments.vision.cifar10 import CLASSES, load
 from lbdrop.errors import DropoutError
 
@@ -31,9 +35,9 @@ __all__ = ["chapter", "part"]
 
 def part(files: Sequence[Path], data: Path | None) -> Part:
     """The chapter of these records, the same as a table and a summary, and PAvPU as a figure."""
-    summary = summarise(runs.read(files))
+    summary = summarise(record.read(files))
     images = load(data, download=False, progress=False).test if data is not None else None
-    rows = charts.told_apart([summary["rows"][key] for key in summary["leading"]])
+    rows = _drawn(summary, summary["leading"])
     return Part(
         chapter(summary, images),
         [_grid_of(summary)],
@@ -44,6 +48,17 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
             "pavpu.png": charts.pavpu_png(rows),
         },
     )
+
+
+def _styled(row: Json) -> dict[str, Any]:
+    """The row in its method's colour and dash."""
+    method = record.method_of(row)
+    return {**row, "family": method.colour, "dash": method.dash}
+
+
+def _drawn(summary: Json, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """These rows, as charts draw them side by side."""
+    return charts.distinct([_styled(summary["rows"][key]) for key in keys])
 
 
 def _grid_of(summary: Json) -> Grid:
@@ -58,7 +73,7 @@ def _grid_of(summary: Json) -> Grid:
 
 def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> Chapter:
     """All that the page says; pictures of test images are drawn into it where they are given."""
-    rows, chosen = charts.told_apart([summary["rows"][key] for key in summary["leading"]]), summary["chosen"]
+    rows, chosen = _drawn(summary, summary["leading"]), summary["chosen"]
     count, seeds = len(summary["runs"]), len(summary["seeds"])
     lead = (
         f"{count} runs of the recipe {summary['recipe']}: {len(rows)} methods side by side, up to {seeds}"
@@ -66,7 +81,7 @@ def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> 
     )
     sections = [
         section("What came out", findings(summary["findings"]), *map(note, summary["caveats"])),
-        section("Beside the paper", html(tables.paper_columns(summary), tables.paper_rows(summary)),
+        section("Beside the paper", html(tables.paper_columns(summary), list(map(_styled, tables.paper_rows(summary)))),
                  note(tables.NOTE_ON_PAVPU)),
         section("On the test set", *_test_tables(summary, rows)),
         section("The best fixed rate", *_grid(summary)),
@@ -88,8 +103,8 @@ def chapter(summary: Json, images: UInt8[Tensor, "n 3 32 32"] | None = None) -> 
 
 
 def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
-    seeds: tables.Columns = {"seeds": lambda row: str(len(row["seeds"]))}
-    memory: tables.Columns = {
+    seeds: Columns = {"seeds": lambda row: str(len(row["seeds"]))}
+    memory: Columns = {
         "peak memory, GiB": lambda row: plus_minus(row["peak_bytes"], 2, 2**-30) if row["peak_bytes"] else "–"
     }
     strangers = next((row["ood"] for row in rows if row["ood"]), None)
@@ -97,7 +112,7 @@ def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
         "<h3>Telling foreign images apart</h3>", html(columns(tables.FOREIGN), rows, best_of(rows, tables.FOREIGN)),
         note(f"Test images against {strangers['count']:,} others: {strangers['set']}."),
     ] if strangers else [note("No run was shown foreign images.")]  # fmt: skip
-    every = [summary["rows"][key] for key in summary["shown"]]
+    every = [_styled(summary["rows"][key]) for key in summary["shown"]]
     chosen, all_rows = "", ""
     if len(every) > len(rows):
         chosen = note(
@@ -117,7 +132,7 @@ def _test_tables(summary: Json, rows: Sequence[Json]) -> list[str]:
 
 
 def _grid(summary: Json) -> list[str]:
-    grid = [row for row in summary["rows"].values() if row["method"] == "mc"]
+    grid = [_styled(row) for row in summary["rows"].values() if row["method"] == "mc"]
     if not grid:
         return ["<p>No run has a fixed rate with masks at prediction (method mc).</p>"]
     chosen = summary["rows"][summary["chosen"]]
@@ -189,7 +204,7 @@ def _over_training(rows: Sequence[Json]) -> list[Section]:
 
 
 def _rates(rows: Sequence[Json]) -> list[str]:
-    learned = [row for row in rows if row["method"] not in FIXED and row["rates"]]
+    learned = [row for row in rows if row["method"] not in FIXED_RATE and row["rates"]]
     if not learned:
         return ["<p>No run has learned rates.</p>"]
     # One rate a layer and seed makes no histogram: its mean stands in the table above.
@@ -236,7 +251,7 @@ def _certainty(row: Json, images: UInt8[Tensor, "n 3 32 32"] | None) -> list[str
         wrong = sum(image["predicted"] != image["truth"] for image in found[end])
         parts.append(f"<h3>{end.capitalize()} certain: {wrong} of {len(found[end])} wrong</h3>")
         if images is None:
-            shown: tables.Columns = {
+            shown: Columns = {
                 "is": lambda image: _class(image["truth"]),
                 "said to be": lambda image: _class(image["predicted"]),
                 "entropy, nats": lambda image: f"{image['entropy']:.3g}",

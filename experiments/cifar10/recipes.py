@@ -10,26 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from experiments.cifar10.record import METHODS
 from experiments.networks.vgg import VGG
 from experiments.vision.batches import Batches, as_input
 from experiments.vision.cifar10 import Images
 from experiments.vision.corruptions import corrupt
 from experiments.vision.train import Schedule, fit
-from lbdrop import (
-    ConcreteDropout,
-    FixedDropout,
-    GaussianDropout,
-    LearnableDropout,
-    Objective,
-    Predictive,
-    RegularDropout,
-    predict,
-)
+from lbdrop import Objective, Predictive, predict
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
@@ -39,40 +31,6 @@ from lbdrop.rules.selftuning import SelfTuning
 __all__ = ["GRID", "METHODS", "RECIPES", "Settings", "contestants", "run"]
 
 
-class Method(NamedTuple):
-    """What one row of the table does differently."""
-
-    label: str
-    kind: type[NoiseLayer]
-    per: str
-    rule: str = "bound"
-    starts: tuple[float, ...] = (0.1,)
-    """Where its rates start, and fixed ones stay; the usual one first."""
-    haste: float = 1.0
-    """How much faster than the recipe's its rates learn."""
-
-
-METHODS = {
-    "lbd-unit": Method("LBD, a rate per unit", LearnableDropout, "unit"),
-    "lbd-layer": Method("LBD, a rate per layer", LearnableDropout, "layer"),
-    "lbd-model": Method("LBD, one rate", LearnableDropout, "model"),
-    "lbd-tuned-layer": Method("LBD, self-tuned, a rate per layer", LearnableDropout, "layer", "self-tuning"),
-    "lbd-tuned-model": Method("LBD, self-tuned, one rate", LearnableDropout, "model", "self-tuning"),
-    "concrete": Method("Concrete, a rate per unit", ConcreteDropout, "unit"),
-    "gaussian": Method("Gaussian, a variance per unit", GaussianDropout, "unit"),
-    "mc": Method("MC dropout", FixedDropout, "layer", starts=(0.5, 0.0, 0.1, 0.3, 0.7, 0.9)),
-    "mc-masks": Method("MC dropout, rate 0.3, 8 masks a step", FixedDropout, "layer", "masks", (0.3,)),
-    "regular": Method("regular dropout", RegularDropout, "layer", starts=(0.5,)),
-}
-QUICK = 10.0
-# Rates have 880 steps to arrive in: every method that learns them under the bound is run at two speeds, and validation
-# chooses. One of them also starts elsewhere, to see whether it ends in the same place.
-METHODS |= {
-    f"{name}-quick": method._replace(label=f"{method.label}, quick rates", haste=QUICK)
-    for name, method in METHODS.items()
-    if method.kind.learns and method.rule == "bound"
-}
-METHODS["lbd-layer-quick"] = METHODS["lbd-layer-quick"]._replace(starts=(0.1, 0.5))
 GRID = sorted(METHODS["mc"].starts)
 CORRUPTIONS = ("gaussian noise", "gaussian blur", "jpeg")
 FOREIGN = "Tiny-ImageNet validation without overlapping classes"
@@ -163,7 +121,7 @@ def run(
         generator=torch.Generator().manual_seed(settings.seed),
     )  # fmt: skip
     objective = build_objective(settings, network, split, steps=settings.epochs * len(batches))
-    rate_lr = settings.rate_lr * METHODS[settings.method].haste
+    rate_lr = settings.rate_lr * METHODS[settings.method].rate_speed
     schedule = Schedule(settings.epochs, settings.lr, rate_lr, constant=settings.constant_lr)
     start = time.perf_counter()
     history = fit(network, objective, batches, schedule, seed=settings.seed, checkpoints=checkpoints, progress=progress)
@@ -212,12 +170,14 @@ def run(
 
 def build(settings: Settings, weights: Path | None) -> nn.Module:
     """The network with the method's dropout in both places; convolutions from ``weights`` if given."""
-    kind, per = METHODS[settings.method].kind, METHODS[settings.method].per
+    method = METHODS[settings.method]
     shared: list[nn.Parameter] = []
 
     def dropout(units: int) -> NoiseLayer:
-        layer = kind(
-            units if per == "unit" else None, settings.rate, logit=shared[0] if shared and per == "model" else None
+        layer = method.layer(
+            units if method.per == "unit" else None,
+            settings.rate,
+            logit=shared[0] if shared and method.per == "model" else None,
         )
         if isinstance(layer.logit, nn.Parameter):
             shared.append(layer.logit)
@@ -349,7 +309,7 @@ def _finite(values: Tensor) -> list[float | None]:
 def _protocol(settings: Settings, weights: Path | None) -> str:
     """What every run of a table has in common; how a method learns its rates is in its label and settings."""
     start = "convolutions pretrained on ImageNet" if weights else "all weights fresh"
-    rate_lr = settings.rate_lr * METHODS[settings.method].haste
+    rate_lr = settings.rate_lr * METHODS[settings.method].rate_speed
     return (
         f"VGG{settings.depth}, {start}, classifier fresh, {settings.size}×{settings.size} pixels, last map averaged to"
         f" {settings.pool}×{settings.pool}; {settings.epochs} epochs, batch {settings.batch}, Adam {settings.lr:g}"

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.collaborative import chapter_charts as drawn
-from experiments.collaborative import chapter_runs as collaborative_runs
-from experiments.collaborative.chapter_runs import MEASURES
-from experiments.collaborative.chapter_summary import MAIN, summarise
-from experiments.report.kinds import Grid, Part
+from experiments.collaborative.chapter_summary import summarise
+from experiments.collaborative.record import MEASURE, MEASURES, read
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, facts, findings, note, plus_minus, section
-from experiments.report.runs import Json
-from experiments.report.summary import judged
+from experiments.report.records import Json
+from experiments.report.statistics import judged
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html, pipes
 from lbdrop.errors import DropoutError
@@ -37,7 +36,7 @@ NOTE = (
 
 def part(files: Sequence[Path], data: Path | None) -> Part:
     """The chapter of these records, the same as a table and a summary; the figure only where a grid of rates was run."""
-    summary = summarise(collaborative_runs.read(files))
+    summary = summarise(read(files))
     titles = _titles(data, list(summary["datasets"])) if data is not None else None
     contents = {
         "table.md": markdown(summary).encode(),
@@ -166,7 +165,7 @@ def _choices() -> dict[str, Callable[[Json], str]]:
         return ", ".join(f"{k} {v:g}" for k, v in row["choice"]["chosen"].items()) if len(tried) > 1 else "–"
 
     return {
-        "validation NDCG@100": _cell("validation", MAIN),
+        "validation NDCG@100": _cell("validation", MEASURE),
         "mean keep rate": _number("keep", 3),
         "best epoch": _number("best_epoch", 0),
         "β there": _number("beta", 3),
@@ -191,7 +190,7 @@ def _number(name: str, digits: int, scale: float = 1.0) -> Callable[[Json], str]
 
 
 def _grid_columns() -> Columns:
-    return {"validation NDCG@100": _cell("validation", MAIN), **_measured()}
+    return {"validation NDCG@100": _cell("validation", MEASURE), **_measured()}
 
 
 def _difference_columns(space: str = "\n") -> Columns:
@@ -306,7 +305,7 @@ def _examples(found: Json, titles: Mapping[str, str]) -> list[str]:
     if not rows:
         return ["<p>No run kept examples.</p>"]
     learned = [row for row in rows if row["method"].startswith("sivae-lbd")] or rows
-    row = max(learned, key=lambda row: row["validation"][MAIN]["mean"])
+    row = max(learned, key=lambda row: row["validation"][MEASURE]["mean"])
 
     def named(item: Any) -> str:
         return escape(titles.get(str(item), str(item)))

@@ -7,52 +7,34 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.collaborative.chapter_summary import LEARNED, MAIN
+from experiments.collaborative.record import FIGURES, GRIDS, MEASURE, ROWS
 from experiments.report import charts
 from experiments.report.charts import Points, family
-from experiments.report.runs import Json
+from experiments.report.records import Json
 from experiments.report.style import FAMILIES
 from experiments.report.svg import circle, figure, frame, line, panels, polyline, scale, text, ticks
 
 __all__ = ["grid", "grid_png", "learned_points", "popularity", "styled", "training"]
 
-PANELS = {
-    "The paper's encoder": (
-        "sivae-lbd", "sivae-lbd-one", "sivae-lbd-tuned", "sivae-concrete", "sivae-gaussian", "vae-drop", "vae",
-    ),
-    "Other posteriors, priors and autoencoders": (
-        "vae-drop", "vae-vamp-drop", "vae-iaf-drop", "dae", "cdae", "vae-vamp", "vae-iaf",
-    ),
-    "Stronger encoders": (
-        "sivae-lbd-dense", "sivae-lbd-dense-tuned", "sivae-lbd-gated", "sivae-lbd-gated-tuned", "vae-dense-drop", "recvae",
-        "h-vamp",
-    ),
-}  # fmt: skip
-DASHES = {
-    "sivae-lbd-one": "7 3", "sivae-lbd-tuned": "2 3", "sivae-lbd-dense-tuned": "2 3", "sivae-lbd-gated": "7 3",
-    "sivae-lbd-gated-tuned": "9 2 2 2", "vae-iaf-drop": "7 3", "dae": "2 3", "cdae": "9 2 2 2", "vae-iaf": "7 3",
-    "recvae": "7 3", "h-vamp": "2 3",
-}  # fmt: skip
-FIXED = ("vae-vamp-drop", "vae-iaf-drop", "vae-drop", "vae-dense-drop", "dae", "cdae", "recvae", "h-vamp")
-DRAWN = 30
+MOST_POINTS = 30
+
+_LEARNED = [name for grid in GRIDS.values() for name in grid.learned]
 
 Scale = Callable[[float], float]
 
 
 def styled(row: Json) -> dict[str, Any]:
     """The row with what the charts ask for: its colour's family and its dash."""
-    method = row["method"]
-    kinds = {"sivae-concrete": "concrete", "sivae-gaussian": "gaussian"} | dict.fromkeys(FIXED, "mc")
-    learned = "tuned" if method.endswith("-tuned") else "lbd"
-    kind = kinds.get(method, learned if method.startswith("sivae-lbd") else "other")
-    return {**row, "family": kind, "dash": DASHES.get(method, "")}
+    declared = ROWS.get(row["method"])
+    colour, dash = (declared.colour, declared.dash) if declared else ("other", "")
+    return {**row, "family": colour, "dash": dash}
 
 
 def training(rows: Sequence[Json]) -> list[str]:
     """For every group of methods a legend, validation NDCG@100 over epochs and, beside it, the mean of learned rates."""
     found = []
-    for name, methods in PANELS.items():
-        group = charts.told_apart(
+    for name, methods in FIGURES.items():
+        group = charts.distinct(
             [styled(row) for method in methods for row in rows if row["method"] == method and len(row["curve"]) > 1]
         )
         learned = [row for row in group if row["keep_curve"]]
@@ -74,7 +56,7 @@ def popularity(rows: Sequence[Json]) -> str:
     drawn = []
     for row in map(styled, rows):
         rates = next((each for each in row["rates"] if each and each.get("by_popularity")), None)
-        if rates is None or row["method"] not in sum(LEARNED.values(), ()):
+        if rates is None or row["method"] not in _LEARNED:
             continue
         bins = rates["by_popularity"]
         total, below, line = sum(part["items"] for part in bins), 0, []
@@ -92,7 +74,7 @@ def learned_points(encoder: str, rows: Mapping[str, Json]) -> list[dict[str, Any
     """The rows that learn their rates on this encoder, each at the mean drop rate it ended with."""
     return [
         {"x": 1 - rows[key]["keep"]["mean"], **_measure(styled(rows[key]))}
-        for key in LEARNED[encoder]
+        for key in GRIDS[encoder].learned
         if key in rows and rows[key]["keep"]
     ]
 
@@ -172,11 +154,11 @@ def grid_png(summary: Json) -> bytes | None:
 
 
 def _measure(row: Json) -> dict[str, Any]:
-    value = row["test"][MAIN]
+    value = row["test"][MEASURE]
     return {"row": row, "y": 100 * value["mean"], "se": None if value["se"] is None else 100 * value["se"]}
 
 
 def _thinned(line: Points) -> Points:
     """At most so many points that discs do not run into each other, the last among them."""
-    step = -(-len(line) // DRAWN)
+    step = -(-len(line) // MOST_POINTS)
     return [point for index, point in enumerate(line) if index % step == 0 or index == len(line) - 1]

@@ -10,22 +10,13 @@ Fixed rates form a grid for each encoder: the rate is chosen on mean validation 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.collaborative.chapter_runs import GRIDS, MEASURES, METHODS, PAPER, USERS
-from experiments.collaborative.chapter_runs import key as key_of
+from experiments.collaborative.record import DATA, GRIDS, MEASURE, MEASURES, PUBLISHED, ROWS
+from experiments.collaborative.record import key as key_of
 from experiments.report.page import plus_minus
-from experiments.report.runs import Json
-from experiments.report.summary import judged, paired, stat
+from experiments.report.records import Json
+from experiments.report.statistics import judged, paired, stat
 
-__all__ = ["LEARNED", "MAIN", "rows_beside", "summarise"]
-
-MAIN = "ndcg@100"
-LEARNED = {
-    "vae-drop": ("sivae-lbd", "sivae-lbd-one", "sivae-lbd-tuned", "sivae-concrete", "sivae-gaussian"),
-    "vae-dense-drop": ("sivae-lbd-dense", "sivae-lbd-dense-tuned"),
-}
-"""Which rows learn their rates on the encoder of which grid."""
-PLAIN = {"vae-drop": "vae"}
-"""The row that is rate 0 of a grid."""
+__all__ = ["rows_beside", "summarise"]
 
 
 def summarise(runs: Sequence[Json]) -> dict[str, Any]:
@@ -44,7 +35,7 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
 
 
 def _dataset(name: str, runs: Sequence[Json]) -> dict[str, Any]:
-    order = {method: number for number, method in enumerate(METHODS)}
+    order = {method: number for number, method in enumerate(ROWS)}
     groups: dict[str, list[Json]] = {}
     for run in sorted(runs, key=lambda r: (order.get(r["method"], 99), r["method"], r["rate"] or 0, r["seed"])):
         groups.setdefault(key_of(run), []).append(run)
@@ -53,7 +44,7 @@ def _dataset(name: str, runs: Sequence[Json]) -> dict[str, Any]:
     differences = [
         {"method": ours, "against": grid["chosen"], "encoder": encoder, **found}
         for encoder, grid in grids.items()
-        for ours in LEARNED[encoder]
+        for ours in GRIDS[encoder].learned
         if ours in groups and (found := _difference(groups[ours], groups[grid["chosen"]])) is not None
     ]
     if "sivae-lbd" in groups and "vae-drop@0.5" in groups and grids.get("vae-drop", {}).get("chosen") != "vae-drop@0.5":
@@ -80,6 +71,7 @@ def _row(key: str, runs: Sequence[Json], dataset: str) -> dict[str, Any]:
     first = runs[0]
     keeps = [run["rates"]["keep"] for run in runs if run["rates"]]
     bests = [run["best"] for run in runs if run["best"]]
+    published = PUBLISHED.get(key)
     return {
         "key": key,
         "method": first["method"],
@@ -99,12 +91,12 @@ def _row(key: str, runs: Sequence[Json], dataset: str) -> dict[str, Any]:
         "seconds_per_epoch": stat(run["seconds"].get("per_epoch") for run in runs),
         "seconds": stat(run["seconds"].get("train") for run in runs),
         "peak_bytes": stat(run.get("peak_bytes") for run in runs),
-        "curve": _curve(runs, MAIN),
+        "curve": _curve(runs, MEASURE),
         "keep_curve": _curve(runs, "keep") if first["settings"].get("dropout") in LEARNS else [],
         "examples": {"seed": first["seed"], "users": first["examples"]},
-        "published": PAPER.get(key, {}).get("numbers", {}).get(dataset),
-        "published_as": PAPER.get(key, {}).get("label"),
-        "in_the_paper": bool(PAPER.get(key, {}).get("paper")),
+        "published": published.numbers.get(dataset) if published else None,
+        "published_as": published.label if published else None,
+        "in_the_paper": published is not None and published.in_the_paper,
     }
 
 
@@ -134,13 +126,14 @@ def _curve(runs: Sequence[Json], name: str) -> list[list[float]]:
 
 def _grid(encoder: str, rows: Mapping[str, Json]) -> dict[str, Any] | None:
     points = [{"key": key, "rate": row["rate"]} for key, row in rows.items() if row["method"] == encoder]
-    if encoder in PLAIN and PLAIN[encoder] in rows and not any(point["rate"] == 0 for point in points):
-        points = [{"key": PLAIN[encoder], "rate": 0.0}, *points]
+    zero = GRIDS[encoder].rate_zero
+    if zero in rows and not any(point["rate"] == 0 for point in points):
+        points = [{"key": zero, "rate": 0.0}, *points]
     if len(points) < 2:
         return None  # one rate is no grid
     points.sort(key=lambda point: point["rate"])
-    chosen = max(points, key=lambda point: rows[point["key"]]["validation"][MAIN]["mean"])
-    return {"label": GRIDS[encoder], "points": points, "chosen": chosen["key"], "rate": chosen["rate"]}
+    chosen = max(points, key=lambda point: rows[point["key"]]["validation"][MEASURE]["mean"])
+    return {"label": GRIDS[encoder].label, "points": points, "chosen": chosen["key"], "rate": chosen["rate"]}
 
 
 def _difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] | None:
@@ -156,22 +149,22 @@ def _difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] 
 
 def _findings(name: str, found: Json, several: bool) -> list[str]:
     rows, lead = found["rows"], f"{name}: " if several else ""
-    ranked = sorted((rows[key] for key in found["shown"]), key=lambda row: -row["test"][MAIN]["mean"])
-    said = [f"“{row['label']}” ({plus_minus(row['test'][MAIN], 4)})" for row in ranked]
+    ranked = sorted((rows[key] for key in found["shown"]), key=lambda row: -row["test"][MEASURE]["mean"])
+    said = [f"“{row['label']}” ({plus_minus(row['test'][MEASURE], 4)})" for row in ranked]
     sentences = [f"{lead}Highest test NDCG@100: {', then '.join(said[:3])}."] if len(ranked) > 1 else []
     paper = [row for row in ranked if row["in_the_paper"]]
     if len(paper) > 1 and paper[0] is not ranked[0]:
         sentences.append(
-            f"{lead}Of the paper's own rows: “{paper[0]['label']}” ({plus_minus(paper[0]['test'][MAIN], 4)}), then"
-            f" “{paper[1]['label']}” ({plus_minus(paper[1]['test'][MAIN], 4)})."
+            f"{lead}Of the paper's own rows: “{paper[0]['label']}” ({plus_minus(paper[0]['test'][MEASURE], 4)}), then"
+            f" “{paper[1]['label']}” ({plus_minus(paper[1]['test'][MEASURE], 4)})."
         )
     for encoder, grid in found["grids"].items():
         chosen = rows[grid["chosen"]]
-        tested = max(grid["points"], key=lambda point: rows[point["key"]]["test"][MAIN]["mean"])
+        tested = max(grid["points"], key=lambda point: rows[point["key"]]["test"][MEASURE]["mean"])
         tried = ", ".join(f"{point['rate']:g}" for point in grid["points"])
         sentences.append(
             f"{lead}Fixed rates on {grid['label']}: validation chooses {grid['rate']:g} of {tried}, test NDCG@100"
-            f" {plus_minus(chosen['test'][MAIN], 4)}; on the test users {tested['rate']:g} is best."
+            f" {plus_minus(chosen['test'][MEASURE], 4)}; on the test users {tested['rate']:g} is best."
         )
         sentences += [_against(lead, rows, d) for d in found["differences"] if d["encoder"] == encoder]
     usual = [d for d in found["differences"] if d["method"] == "sivae-lbd" and d["against"] == "vae-drop@0.5"]
@@ -179,7 +172,7 @@ def _findings(name: str, found: Json, several: bool) -> list[str]:
 
 
 def _against(lead: str, rows: Mapping[str, Json], d: Json) -> str:
-    row, value = rows[d["method"]], d["measures"][MAIN]
+    row, value = rows[d["method"]], d["measures"][MEASURE]
     rate = f", mean drop rate {1 - row['keep']['mean']:.2f}" if row["keep"] else ""
     return (
         f"{lead}“{row['label']}”{rate}, minus “{rows[d['against']]['label']}”, the best of the grid on validation:"
@@ -189,7 +182,7 @@ def _against(lead: str, rows: Mapping[str, Json], d: Json) -> str:
 
 def _beside_paper(lead: str, rows: Mapping[str, Json], d: Json) -> str:
     ours, theirs = rows[d["method"]], rows[d["against"]]
-    printed, value = ours["published"][MAIN] - theirs["published"][MAIN], d["measures"][MAIN]
+    printed, value = ours["published"][MEASURE] - theirs["published"][MEASURE], d["measures"][MEASURE]
     return (
         f"{lead}SIVAE+LBDrop minus VAE+Drop at 0.5 in NDCG@100: {printed:+.4f} in the paper, {_signed(value)} here"
         f" ({_verdict(value)}, {_seeds(d['seeds'])})."
@@ -212,9 +205,10 @@ def _caveats(name: str, found: Json, runs: Iterable[Json], several: bool) -> lis
     """What a reader should know before comparing."""
     runs, lead, sentences = [run for run in runs if run["dataset"] == name], f"{name}: " if several else "", []
     users = sum(found["data"].get(f"{part}_users", 0) for part in ("train", "validation", "test"))
-    if name in USERS and users != USERS[name]:
+    complete = DATA[name].users if name in DATA else None
+    if complete is not None and users != complete:
         sentences.append(
-            f"{lead}the data have {users:,} users where the complete ones have {USERS[name]:,}: published numbers are near,"
+            f"{lead}the data have {users:,} users where the complete ones have {complete:,}: published numbers are near,"
             " not strictly comparable."
         )
     if len({str(run["data"]) for run in runs}) > 1:

@@ -8,18 +8,19 @@ et al., Variational Autoencoders for Collaborative Filtering, WWW 2018.
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.collaborative import looks, words
+from experiments.collaborative import examples
+from experiments.collaborative.protocol_text import protocol
+from experiments.collaborative.record import DATA, GRID_RATES, GRIDS, MEASURE, RIVALS, ROWS, USUAL_RATE
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 from lbdrop.recommend import settings as models
@@ -30,88 +31,7 @@ from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.train import fit
 from lbdrop.recommend.vae import VAE
 
-__all__ = ["DATA", "ENCODERS", "GRID", "RIVALS", "ROWS", "Run", "contestants", "grid", "run", "settings_of"]
-
-MEASURE = "ndcg@100"
-GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-
-ROWS = {
-    "sivae-lbd": "SIVAE+LBDrop, a rate per item",
-    "sivae-lbd-one": "SIVAE+LBDrop, one rate",
-    "sivae-lbd-tuned": "SIVAE+LBDrop, self-tuned",
-    "sivae-lbd-dense": "SIVAE+LBDrop, dense encoder",
-    "sivae-lbd-dense-tuned": "SIVAE+LBDrop, self-tuned, dense encoder",
-    "sivae-lbd-gated": "SIVAE+LBDrop, gated, two levels",
-    "sivae-lbd-gated-tuned": "SIVAE+LBDrop, self-tuned, gated, two levels",
-    "sivae-gaussian": "SIVAE+GDrop",
-    "sivae-concrete": "SIVAE+CDrop",
-    "vae-vamp-drop": "VAE-VampPrior+Drop",
-    "vae-vamp": "VAE-VampPrior",
-    "vae-iaf-drop": "VAE-IAF+Drop",
-    "vae-iaf": "VAE-IAF",
-    "vae-drop": "VAE+Drop",
-    "vae-dense-drop": "VAE+Drop, dense encoder",
-    "vae": "VAE",
-    "dae": "DAE",
-    "recvae": "RecVAE",
-    "h-vamp": "H+Vamp",
-    "cdae": "CDAE",
-    "wmf": "WMF",
-    "ials": "iALS",
-    "slim": "SLIM",
-    "ease": "EASE",
-    "popularity": "popularity",
-}
-"""What a row is called; the first group is ours, and with the paper's rows stand the stronger rivals published since."""
-
-ENCODERS = {"vae-drop": "the paper's encoder", "vae-dense-drop": "the dense encoder"}
-"""The methods that form a grid of fixed rates, and on what."""
-
-RIVALS: dict[str, list[dict[str, Any]]] = {
-    "popularity": [{}],
-    "ease": [{"regularisation": value} for value in (200.0, 500.0, 1000.0, 2000.0)],
-    "wmf": [
-        {"factors": 200, "alpha": alpha, "regularisation": ridge}
-        for alpha, ridge in ((3.0, 30.0), (3.0, 100.0), (10.0, 100.0), (10.0, 300.0))
-    ],
-    "ials": [
-        {"factors": 256, "unobserved": unobserved, "regularisation": ridge}
-        for unobserved, ridge in ((0.1, 0.003), (0.1, 0.01), (0.3, 0.003), (0.3, 0.01))
-    ],
-    "slim": [{"alpha": value, "l1_ratio": 0.01} for value in (0.01, 0.05, 0.2)],
-}
-"""Rivals without a network and the settings among which validation NDCG@100 chooses."""
-
-
-class Schedule(NamedTuple):
-    """How long to train, and over how many steps the KL's weight would rise to 1 (it stops at its cap)."""
-
-    epochs: int
-    anneal_steps: int
-    batch: int = 500
-    published: bool = True
-    dense: Mapping[str, Any] = MappingProxyType({})
-    """What methods with the dense encoder change; RecVAE keeps its own."""
-    bound: Mapping[str, Any] = MappingProxyType({})
-    """What methods change whose rates are learned under the bound."""
-    tuned: Mapping[str, Any] = MappingProxyType({})
-    """What self-tuned methods change."""
-
-
-# Chosen on validation (LOG.md): RecVAE's weight of the KL is too much here, and so much data wants more units.
-WIDE = {"gamma": None, "hidden": 1200, "lr": 1e-3, "final_lr": 0.02}
-DATA = {
-    "ml-20m": Schedule(200, 200_000),
-    # Many steps want slower self-tuned rates, and under the bound a mask's KL that holds them; chosen on validation (LOG.md).
-    # That self-tuned ones settle then was tried at this share alone.
-    "netflix": Schedule(100, 200_000, dense=WIDE, bound={"mask_kl": 4.0}, tuned={"rate_lr": 0.002, "settle": 0.6}),
-    # A tenth of Netflix's training users, all settings the methods' own.
-    "netflix-sample": Schedule(100, 20_900, published=False),
-    "msd": Schedule(100, 200_000),
-    "ml-1m": Schedule(50, 5_750, batch=100, published=False),
-}
-"""Epochs of the paper, annealing of Liang et al. MovieLens-1M is in neither: small batches make 46 steps an epoch of its
-few users, and the KL's weight reaches its cap half-way, as on Netflix and its sample (:mod:`.samples`)."""
+__all__ = ["Run", "contestants", "grid", "run", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -129,11 +49,11 @@ class Run:
             raise DropoutError(f"data set: want one of {', '.join(DATA)}, got {self.dataset!r}")
         if self.method not in ROWS:
             raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {self.method!r}")
-        if self.method in ENCODERS and self.rate is None:
-            object.__setattr__(self, "rate", 0.5)
-        if self.rate is not None and self.method not in ENCODERS and not self.tuned:
+        if self.method in GRIDS and self.rate is None:
+            object.__setattr__(self, "rate", USUAL_RATE)
+        if self.rate is not None and self.method not in GRIDS and not self.tuned:
             raise DropoutError(
-                f"rate: want a method with a grid ({', '.join(ENCODERS)}) or self-tuned rates, got {self.method!r}"
+                f"rate: want a method with a grid ({', '.join(GRIDS)}) or self-tuned rates, got {self.method!r}"
             )
         if self.rate is not None and not (0 < self.rate < 1 if self.tuned else 0 <= self.rate < 1):
             raise DropoutError(
@@ -142,13 +62,13 @@ class Run:
 
     @property
     def tuned(self) -> bool:
-        return self.method not in ENCODERS | RIVALS and models.method(self.method).rule == "self-tuning"
+        return self.method not in (*GRIDS, *RIVALS) and models.method(self.method).rule == "self-tuning"
 
     @property
     def label(self) -> str:
         """What its row of the table is called."""
         said = "from" if self.tuned else "rate"
-        return ROWS[self.method] + (f", {said} {self.rate:g}" if self.rate is not None else "")
+        return ROWS[self.method].label + (f", {said} {self.rate:g}" if self.rate is not None else "")
 
     @property
     def name(self) -> str:
@@ -161,17 +81,17 @@ def contestants(dataset: str, seeds: int = 1) -> Iterator[Run]:
     """The whole table, seed by seed: every row, and both grids. Rivals without a network run once."""
     for seed in range(seeds):
         for method in ROWS:
-            if method not in ENCODERS and (seed == 0 or method not in RIVALS):
+            if method not in GRIDS and (seed == 0 or method not in RIVALS):
                 yield Run(dataset, method, seed)
-        for method in ENCODERS:
+        for method in GRIDS:
             yield from (each for each in grid(dataset, method, seed) if each.method != "vae")
 
 
 def grid(dataset: str, encoder: str = "vae-drop", seed: int = 0) -> Iterator[Run]:
     """Fixed rates on one encoder; with the paper's, rate 0 is its row ``vae``."""
-    if encoder not in ENCODERS:
-        raise DropoutError(f"grid: want one of {', '.join(ENCODERS)}, got {encoder!r}")
-    for rate in GRID:
+    if encoder not in GRIDS:
+        raise DropoutError(f"grid: want one of {', '.join(GRIDS)}, got {encoder!r}")
+    for rate in GRID_RATES:
         plain = rate == 0 and encoder == "vae-drop"
         yield Run(dataset, "vae", seed) if plain else Run(dataset, encoder, seed, rate)
 
@@ -184,7 +104,7 @@ def settings_of(one: Run, changes: Mapping[str, Any] | None = None) -> Settings:
         changes: settings to replace. Other ``epochs`` or another ``batch`` stretch the annealing with them.
     """
     schedule, changes = DATA[one.dataset], dict(changes or {})
-    base = models.method("vae-drop" if one.method in ENCODERS else one.method)
+    base = models.method("vae-drop" if one.method in GRIDS else one.method)
     if one.method == "vae-dense-drop":
         base = replace(base, method=one.method, **models.DENSE)
     if one.rate is not None:
@@ -256,13 +176,13 @@ def run(
         "seed": seed,
         "rate": one.rate,
         "settings": made["settings"],
-        "protocol": words.protocol(data_name, world.counts(), made, DATA[data_name], MEASURE),
+        "protocol": protocol(data_name, world.counts(), made, DATA[data_name], MEASURE),
         "provenance": provenance(),
         "data": world.counts(),
         **made,
         "validation": made["validation"].record(),
         "test": test.record(),
-        "examples": looks.examples(scorer, world.test, likes, getattr(split.train, "items", None)),
+        "examples": examples.examples(scorer, world.test, likes, getattr(split.train, "items", None)),
         "peak_bytes": torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None,
     }
 
@@ -323,7 +243,7 @@ def _network(
         "history": [_epoch(entry) for entry in history.epochs],
         "best": None if best is None else {"epoch": best["epoch"], "beta": best["beta"], "keep": best["keep"]},
         "stopped_early": history.stopped,
-        "rates": looks.rates(model.keep.cpu(), world.likes) if s.dropout != "none" else None,
+        "rates": examples.rates(model.keep.cpu(), world.likes) if s.dropout != "none" else None,
         "seconds": {
             "train": seconds,
             "per_epoch": statistics.median(entry["seconds"] for entry in history.epochs) if history.epochs else None,
@@ -336,7 +256,7 @@ def _rival(one: Run, world: World, changes: Mapping[str, Any]) -> tuple[Any, dic
     tried: list[dict[str, Any]] = []
     best: tuple[Linear, Report] | None = None
     start, fitting = time.perf_counter(), 0.0
-    for options in _different(RIVALS[one.method], changes):
+    for options in _different(ROWS[one.method].tried, changes):
         begin = time.perf_counter()
         seeded = {"seed": one.seed} if one.method in ("wmf", "ials") else {}
         model = LINEAR[one.method](**options, **seeded, device=world.device).fit(world.train)
@@ -362,7 +282,7 @@ def _rival(one: Run, world: World, changes: Mapping[str, Any]) -> tuple[Any, dic
     }
 
 
-def _different(options: list[dict[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _different(options: Sequence[Mapping[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for each in ({**option, **changes} for option in options):
         found += [] if each in found else [each]

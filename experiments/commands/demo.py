@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from experiments.commands.report import terminal_table
 from experiments.demo import chapter as page
-from experiments.demo.run import CONTESTANTS, Settings, Tick, run, work
+from experiments.demo.record import CONTESTANTS
+from experiments.demo.run import Settings, Tick, run, work
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.io.records import write_json
 
@@ -74,6 +75,6 @@ def bar(settings: Settings, console: Console) -> Iterator[Tick]:
     trainings = len(settings.strengths) + settings.seeds - 1
     columns = (TextColumn("{task.description:<27}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        total = settings.epochs * trainings * sum(work(contestant) for contestant in CONTESTANTS)
+        total = settings.epochs * trainings * sum(work(contestant) for contestant in CONTESTANTS.values())
         task = progress.add_task("", total=total)
         yield lambda label, cost: progress.update(task, description=label, advance=cost)

@@ -12,7 +12,7 @@ from rich.text import Text
 from lbdrop.cli.common import check_writable, one_line, one_line_errors, writing
 
 if TYPE_CHECKING:
-    from experiments.report.kinds import Grid
+    from experiments.report.compose import Grid
 
 __all__ = ["report", "terminal_table"]
 
@@ -40,12 +40,12 @@ def report(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        from experiments.report import kinds
+        from experiments.report import compose
 
-        found = kinds.compose(paths, data)
+        found = compose.compose(paths, data)
         with writing(out):
-            check_writable(out, kinds.PAGE)
-            written = kinds.write(out, found)
+            check_writable(out, compose.PAGE)
+            written = compose.write(out, found)
         for part in found.parts.values():
             for grid in part.grids:
                 console.print(terminal_table(grid))

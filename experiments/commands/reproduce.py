@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from experiments.collaborative.record import DATA
 from experiments.commands.camvid import camvid
 from experiments.commands.cifar10 import cifar10
-from experiments.commands.reproduce_collaborative import NAMES, command
+from experiments.commands.reproduce_collaborative import command
 from experiments.commands.reproduce_rates import rates
+from experiments.toy.record import ESTIMATORS, PARAMETERS
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
@@ -24,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Run an experiment of the paper aga
 app.command()(cifar10)
 app.command()(camvid)
 app.command()(rates)
-for _name in NAMES:
+for _name in DATA:
     app.command(_name)(command(_name))
 
 
@@ -74,8 +76,6 @@ def toy(
 
 def toy_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     """One line for each estimator and parameter, within 80 columns."""
-    names = {"arm": "ARM", "disarm": "DisARM", "double-cv": "double CV", "concrete": "Concrete"}
-    symbols = {"alpha_1": "α₁", "alpha_2": "α₂"}
     table = Table(
         box=SIMPLE_HEAD, pad_edge=False, caption="z: bias in standard errors; means over all pairs of keep rates"
     )
@@ -86,8 +86,8 @@ def toy_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     for name, parameters in summary.items():
         for index, (parameter, found) in enumerate(parameters.items()):
             table.add_row(
-                "" if index else names[name],
-                symbols[parameter],
+                "" if index else ESTIMATORS[name].short,
+                PARAMETERS[parameter],
                 found["verdict"],
                 f"{found['max_abs_z']:.1f}",
                 f"{found['share_abs_z_above_4']:.0%}",

@@ -13,9 +13,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.guards import processes
 from lbdrop.io.records import write_json
 
-__all__ = ["NAMES", "command"]
-
-NAMES = ("netflix", "netflix-sample", "ml-1m", "ml-20m", "msd")
+__all__ = ["command"]
 
 
 def command(name: str) -> Callable[..., None]:
@@ -129,7 +127,7 @@ def _runs(recipes: Any, name: str, method: str, seed: int, seeds: int, rate: flo
     if method == "all":
         return list(recipes.contestants(name, seeds))
     if method == "grid":
-        return [one for s in range(seeds) for encoder in recipes.ENCODERS for one in recipes.grid(name, encoder, s)]
+        return [one for s in range(seeds) for encoder in recipes.GRIDS for one in recipes.grid(name, encoder, s)]
     return [recipes.Run(name, each.strip(), seed, rate) for each in chosen]
 
 

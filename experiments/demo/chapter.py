@@ -8,9 +8,9 @@ from pathlib import Path
 
 from experiments.demo import chapter_figures as demo_figures
 from experiments.demo import chapter_shop as shop
-from experiments.demo.chapter_runs import read
+from experiments.demo.record import read
 from experiments.report import charts
-from experiments.report.kinds import Grid, Part
+from experiments.report.compose import Grid, Part
 from experiments.report.page import (
     Chapter,
     Section,
@@ -24,7 +24,7 @@ from experiments.report.page import (
     write_files,
 )
 from experiments.report.pictures import picture, png
-from experiments.report.runs import Json
+from experiments.report.records import Json
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html
 

@@ -5,23 +5,22 @@ from typing import Any
 
 import numpy as np
 
+from experiments.demo.record import COLOURS, CONTESTANTS, LAYERS
 from experiments.report import charts
-from experiments.report.runs import Json
+from experiments.report.records import Json
 from experiments.report.svg import circle, figure, frame, line, rect, scale, text, ticks
 
-__all__ = ["FAMILY", "LAYERS", "METRICS", "dots", "rates", "styled"]
+__all__ = ["METRICS", "dots", "rates", "styled"]
 
 METRICS = {"nll": "NLL", "ece": "ECE", "accuracy": "accuracy"}
-FAMILY = {"none": "other", "fixed": "mc", "per layer": "lbd", "per unit": "lbd"}
-DASHES = {"fixed 0.2": "7 3", "learned per layer": "7 3"}
-LAYERS = {"drop1": "first hidden layer", "drop2": "second hidden layer"}
 
 
 def styled(entry: Json) -> dict[str, Any]:
     """The entry with what charts and tables ask for: key, label, colour and dash."""
     name = entry["name"]
-    look = {"key": name, "label": name, "family": FAMILY[entry["kind"]], "dash": DASHES.get(name, "")}
-    return {**entry, **look, "measures": entry["test"]}
+    dash = CONTESTANTS[name].dash if name in CONTESTANTS else ""
+    style = {"key": name, "label": name, "family": COLOURS[entry["kind"]], "dash": dash}
+    return {**entry, **style, "measures": entry["test"]}
 
 
 def dots(entries: Sequence[Json], metric: str) -> str:

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
+from experiments.demo.record import ORACLE, SHOP_CONTESTANTS
 from experiments.report.page import note, plus_minus
-from experiments.report.runs import Json
+from experiments.report.records import Json
 from experiments.report.svg import circle, figure, frame, line, panels, scale, text, ticks
 from experiments.report.tables import Columns, html
 
 __all__ = ["customers", "lead", "rates_by_likes", "scores"]
 
 MEASURES = {"recall@20": "Recall@20", "recall@50": "Recall@50", "ndcg@100": "NDCG@100"}
-FAMILY = {"fixed dropout 0.5": "mc", "learned dropout": "lbd"}
 SHOWN = 8
 
 
@@ -27,11 +28,8 @@ def lead(shop: Json) -> str:
 
 def scores(shop: Json) -> str:
     """The table: every contestant, and the oracle, which does not compete."""
-    entries = [
-        {**entry, "key": entry["name"], "label": entry["name"], "family": FAMILY.get(entry["name"], "other")}
-        for entry in shop["contestants"]
-    ]
-    competing = [entry for entry in entries if entry["name"] != "oracle"]
+    entries = [_styled(entry) for entry in shop["contestants"]]
+    competing = [entry for entry in entries if entry["name"] != ORACLE]
     best = {
         label: max(competing, key=lambda e: e["test"][key]["mean"])["name"]
         for key, label in MEASURES.items()
@@ -45,11 +43,17 @@ def scores(shop: Json) -> str:
         "drop rates": lambda entry: _range(entry["rate"]),
         "epochs": lambda entry: str(entry["epochs"]["best"] or entry["epochs"]["trained"]) if entry["epochs"] else "–",
     }
-    return html(shown, entries, best, aside="oracle") + note(
+    return html(shown, entries, best, aside=ORACLE) + note(
         "± is the standard error over customers. The best contestant of each column is bold, whether or not clearly best."
         " One training run each, with the settings each method has by default, stopped by customers held out from the"
         " training ones; another seed moves the NDCG@100 of an autoencoder by up to 0.01. Drop rates: of nine in ten items."
     )
+
+
+def _styled(entry: Json) -> dict[str, Any]:
+    name = entry["name"]
+    colour = SHOP_CONTESTANTS[name].colour if name in SHOP_CONTESTANTS else "other"
+    return {**entry, "key": name, "label": name, "family": colour}
 
 
 def _range(rate: Json | None) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.demo.measures import RateHistory, measure, over_training, pavpu_curve, plain, rate_ranges, summary
+from experiments.demo.record import CONTESTANTS, Contestant
 from experiments.threads import one_thread
 from lbdrop.dropout import LearnableDropout, learned_layers
 from lbdrop.errors import DropoutError
@@ -35,7 +36,7 @@ from lbdrop.prediction import Predictive, predict
 from lbdrop.rules.bound import Bound
 
 __all__ = [
-    "CONTESTANTS", "Contestant", "Digits", "Examples", "Network", "Settings", "compare", "findings", "load", "measure",
+    "Digits", "Examples", "Network", "Settings", "compare", "findings", "load", "measure",
     "predictive", "run", "train", "work",
 ]  # fmt: skip
 
@@ -110,32 +111,11 @@ def load(settings: Settings) -> Digits:
     return Digits(*(Examples(x[rows], y[rows], rows) for rows in order.split(sizes)))
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A way to choose the rates; ``rate`` is the fixed one, 0 for no dropout and ``None`` for learned rates."""
-
-    name: str
-    kind: Literal["none", "fixed", "per layer", "per unit"]
-    rate: float | None = None
-
-    @property
-    def learned(self) -> bool:
-        return self.rate is None
-
-    def dropout(self, units: int, settings: Settings) -> nn.Module:
-        """The dropout of a layer with so many units."""
-        if self.rate is not None:
-            return nn.Dropout(self.rate) if self.rate else nn.Identity()
-        return LearnableDropout(units if self.kind == "per unit" else None, settings.start_rate)
-
-
-CONTESTANTS = (
-    Contestant("no dropout", "none", 0.0),
-    Contestant("fixed 0.2", "fixed", 0.2),
-    Contestant("fixed 0.5", "fixed", 0.5),
-    Contestant("learned per layer", "per layer"),
-    Contestant("learned per unit", "per unit"),
-)
+def dropout(contestant: Contestant, units: int, settings: Settings) -> nn.Module:
+    """The contestant's dropout of a layer with so many units."""
+    if contestant.rate is not None:
+        return nn.Dropout(contestant.rate) if contestant.rate else nn.Identity()
+    return LearnableDropout(units if contestant.kind == "per unit" else None, settings.start_rate)
 
 
 class Network(nn.Module):
@@ -174,7 +154,7 @@ def train(
     """One network of one contestant, trained for all epochs; no early stopping for anyone. Fills ``history`` if given."""
     every = math.ceil(settings.epochs / POINTS)
     with seeded(seed):
-        network = Network(settings.hidden, lambda units: contestant.dropout(units, settings)).train()
+        network = Network(settings.hidden, lambda units: dropout(contestant, units, settings)).train()
         loss_of, optimizer = _method(network, contestant, strength, settings)
         for epoch in range(settings.epochs + 1):
             if history is not None and (epoch % every == 0 or epoch == settings.epochs):
@@ -256,7 +236,7 @@ def run(settings: Settings, tick: Tick | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     data = load(settings)
     entries, networks = [], {}
-    for contestant in CONTESTANTS:
+    for contestant in CONTESTANTS.values():
         entry, network = _enter(contestant, data, settings, tick)
         entries.append(entry)
         networks[contestant.name] = contestant, network

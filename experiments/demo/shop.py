@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from experiments.demo.record import LEARNED, ORACLE, SHOP_CONTESTANTS
 from experiments.threads import one_thread
 from lbdrop.io.files import replacing
 from lbdrop.recommend.evaluate import Report, evaluate
@@ -25,18 +26,9 @@ from lbdrop.recommend.model import Recommender
 from lbdrop.recommend.shop import Shop, generate_shop
 from lbdrop.recommend.splits import HeldOut, fold_in
 
-__all__ = ["CONTESTANTS", "FILES", "ShopSettings", "keep_shop", "run"]
+__all__ = ["FILES", "ShopSettings", "keep_shop", "run"]
 
 FILES = ("likes.csv", "items.csv")
-LEARNED, ORACLE = "learned dropout", "oracle"
-CONTESTANTS: dict[str, dict[str, Any]] = {
-    "popularity": {"method": "popularity"},
-    "EASE": {"method": "ease"},
-    "no dropout": {"dropout": "none"},
-    "fixed dropout 0.5": {"dropout": "fixed"},
-    LEARNED: {"method": "sivae-lbd"},  # a rate for every item, to be looked at; the default learns one
-}
-"""The arguments of each :class:`Recommender`."""
 
 Tick = Callable[[str], None]
 """Told the name of the contestant whose turn it is."""
@@ -69,12 +61,12 @@ def run(settings: ShopSettings, tick: Tick | None = None) -> dict[str, Any]:
     known = data.select(order[settings.held_out :])
     test = fold_in(data.select(order[: settings.held_out]))
     reports, entries, learned = {}, [], None
-    for name, arguments in CONTESTANTS.items():
+    for name, contestant in SHOP_CONTESTANTS.items():
         if tick:
             tick(name)
         started = time.perf_counter()
-        trained: dict[str, Any] = {} if arguments.get("method") in LINEAR else {"epochs": settings.epochs}
-        model = Recommender(**arguments, **trained, progress=False).fit(known)
+        trained: dict[str, Any] = {} if contestant.arguments.get("method") in LINEAR else {"epochs": settings.epochs}
+        model = Recommender(**contestant.arguments, **trained, progress=False).fit(known)
         reports[name] = model.evaluate(test)
         entries.append(_entry(name, model, reports[name], time.perf_counter() - started))
         learned = model if name == LEARNED else learned
@@ -86,7 +78,7 @@ def run(settings: ShopSettings, tick: Tick | None = None) -> dict[str, Any]:
         "settings": asdict(settings),
         "data": {"users": len(known.users), "items": len(data.items), "likes": known.rows.nnz, "test": test.scored},
         "contestants": entries,
-        "comparisons": [_compare(reports, rival) for rival in CONTESTANTS if rival != LEARNED],
+        "comparisons": [_compare(reports, rival) for rival in SHOP_CONTESTANTS if rival != LEARNED],
         "rates": [
             {"rate": round(rate, 4), "likes": int(likes)} for _, rate, likes in learned.rates().rows()
         ],

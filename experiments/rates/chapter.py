@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report import charts
-from experiments.report.kinds import Grid, Part
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, facts, findings, note, plus_minus, section
-from experiments.report.runs import Json, check, load
+from experiments.report.records import Json, check, load
 from experiments.report.schema import fields, listed, mapped, maybe, number, text, whole
-from experiments.report.summary import judged, paired, stat
+from experiments.report.statistics import judged, paired, stat
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html
 
@@ -164,7 +164,7 @@ def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
         " or not it is clearly lowest."
     )
     yield section(f"{name}: scores", html(_columns(rows), rows, best), told)
-    learned = charts.told_apart([row for row in rows if not row["fixed"] and row["over_training"]])
+    learned = charts.distinct([row for row in rows if not row["fixed"] and row["over_training"]])
     if learned:
         figures = charts.rates_by_layer([(row, row["over_training"]) for row in learned], "layer ")
         yield section(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.rates import elsewhere, figure
+from experiments.rates import figure, other_experiments
 from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, STARTS, Contestant
 from experiments.rates.run import by_earlier_rule, read
 from experiments.rates.tasks import TASKS
@@ -195,12 +195,12 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 def save(folder: Path) -> list[Path]:
     """``summary.json``, ``table.md``, the same of other experiments beside this one, and the figure of rates over training."""
-    whole, others = summarise(folder), elsewhere.summarise(folder.parent.parent)
+    whole, others = summarise(folder), other_experiments.summarise(folder.parent.parent)
     if not whole:
         return []
     table = folder / "table.md"
     with replacing(table) as beside:
-        beside.write_text("\n".join([*_lines(whole), *elsewhere.lines(others)]) + "\n", encoding="utf-8")
+        beside.write_text("\n".join([*_lines(whole), *other_experiments.lines(others)]) + "\n", encoding="utf-8")
     paths = [write_json(folder / "summary.json", whole | others), table]
     drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
     return [*paths, drawn] if drawn else paths

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from experiments.rates import features, images, likes, text, uci
-from experiments.rates.kinds import KINDS, Kind
+from experiments.rates import features, images, recommendation, text, uci
+from experiments.rates.task_kinds import KINDS, TaskKind
 from lbdrop.errors import DropoutError
 
 __all__ = ["SMALL", "TASKS", "Data", "Pair", "Task", "chosen"]
@@ -57,12 +57,12 @@ class Task:
         return Data(*self.load(folder, seed))
 
     @property
-    def of(self) -> Kind:
+    def of(self) -> TaskKind:
         """Its loss and its measures."""
         return KINDS[self.kind]
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-        """Of each example, see :class:`~experiments.rates.kinds.Kind`."""
+        """Of each example, see :class:`~experiments.rates.task_kinds.TaskKind`."""
         return self.of.losses(model, x, y)
 
 
@@ -89,8 +89,8 @@ def _regression(name: str) -> Task:
 def _likes(data_name: str, encoder: Literal["paper", "dense"]) -> Task:
     small = data_name == "ml-1m"
     return Task(
-        f"{data_name}-{encoder}", "ranking", partial(likes.load, data_name),
-        lambda data, rate: likes.LikesVAE(data.train[1], rate, encoder),
+        f"{data_name}-{encoder}", "ranking", partial(recommendation.load, data_name),
+        lambda data, rate: recommendation.LikesVAE(data.train[1], rate, encoder),
         epochs=50, batch=100 if small else 500, lr=1e-3 if encoder == "paper" else 5e-4, starts=small,
     )  # fmt: skip
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.charts import bars
-from experiments.report.kinds import Grid, Part
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, fact_list, findings, section
-from experiments.report.runs import Json, load
+from experiments.report.records import Json, load
 from experiments.report.schema import Wrong, fields, listed, text
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html

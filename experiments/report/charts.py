@@ -18,49 +18,37 @@ __all__ = [
     "Row",
     "bars",
     "curves",
+    "distinct",
     "family",
     "histogram",
     "legend",
     "pavpu_png",
     "rates_by_layer",
     "reliability",
-    "told_apart",
 ]
 
 Row = Mapping[str, Any]
-"""What is drawn: ``key`` and ``label``, ``method`` or ``family`` for its colour, and perhaps ``dash``."""
+"""What is drawn: ``key`` and ``label``, ``family`` for its colour, and perhaps ``dash``."""
 Points = Sequence[tuple[float, float]]
 
-DASHES = {
-    "lbd-layer": "7 3",
-    "lbd-model": "2 3",
-    "lbd-tuned-layer": "7 3",
-    "lbd-tuned-model": "2 3",
-    "mc-masks": "2 3",
-}
-IN_TURN = ("", "7 3", "2 3", "9 2 2 2", "14 3", "4 2", "1 5", "14 3 2 3", "9 2 2 2 2 2")
+DASHES = ("", "7 3", "2 3", "9 2 2 2", "14 3", "4 2", "1 5", "14 3 2 3", "9 2 2 2 2 2")
 DISCS = 12
 """Lines of at most so many points show each of them."""
 
 
 def family(row: Row) -> str:
-    """The family of a method: what gives it its colour."""
-    method = row.get("method", "")
-    name = row.get("family") or ("tuned" if "-tuned" in method else method.partition("-")[0])
+    """The family of a row: what gives it its colour."""
+    name = row.get("family", "other")
     return name if name in FAMILIES else "other"
 
 
-def _dash(row: Row) -> str:
-    return row["dash"] if "dash" in row else DASHES.get(row.get("method", ""), "")
-
-
-def told_apart(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def distinct(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows with a dash that no other of their colour has: their own, or the next that is free."""
     taken: dict[str, set[str]] = {}
     found = []
     for row in rows:
-        used, own = taken.setdefault(family(row), set()), _dash(row)
-        dash = own if own not in used else next((each for each in IN_TURN if each not in used), own)
+        used, own = taken.setdefault(family(row), set()), row.get("dash", "")
+        dash = own if own not in used else next((each for each in DASHES if each not in used), own)
         used.add(dash)
         found.append({**row, "dash": dash})
     return found
@@ -70,7 +58,7 @@ def legend(rows: Sequence[Row]) -> str:
     """A stroke and a name for each method."""
     items = "".join(
         f'<li data-series="{escape(row["key"])}"><svg viewBox="0 0 30 10" aria-hidden="true" class="m-{family(row)}">'
-        f'<line x1="0" y1="5" x2="30" y2="5" class="drawn" stroke-dasharray="{_dash(row)}"/></svg>'
+        f'<line x1="0" y1="5" x2="30" y2="5" class="drawn" stroke-dasharray="{row.get("dash", "")}"/></svg>'
         f"<span>{escape(row['label'])}</span></li>"
         for row in rows
     )
@@ -89,7 +77,7 @@ def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], zero: 
     for row, curve in reversed(drawn):  # the first method lies on top
         css, places = f"m-{family(row)}", [(x(a), y(b)) for a, b in curve]
         values = [(f"{a:g}", f"{b:.4g}") for a, b in curve]
-        marks.append(polyline(places, f"drawn {css}", _dash(row), row["key"], row["label"], values))
+        marks.append(polyline(places, f"drawn {css}", row.get("dash", ""), row["key"], row["label"], values))
         if len(curve) <= DISCS:
             marks += [circle(a, b, 2.2, f"disc {css}", series=row["key"]) for a, b in places]
     return figure(title, width, height, marks)
@@ -179,7 +167,7 @@ def pavpu_png(rows: Sequence[Row]) -> bytes:
     for row in rows:
         curve, (colour, _) = row["pavpu_curve"], FAMILIES[family(row)]
         mean, error = (np.array([100 * (point[part] or 0) for point in curve["pavpu"]]) for part in ("mean", "se"))
-        dash = tuple(map(float, _dash(row).split()))
+        dash = tuple(map(float, row.get("dash", "").split()))
         style: Any = (0, dash) if dash else "-"
         panel.plot(curve["t"], mean, color=colour, linestyle=style, linewidth=1.6, label=row["label"])
         panel.fill_between(curve["t"], mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.report.runs import Json
+from experiments.report.records import Json
 from experiments.report.script import POLICY, SCRIPT
 from experiments.report.style import STYLE
 from lbdrop.io.files import replacing

@@ -8,41 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report import charts
-from experiments.report.kinds import Grid, Part
+from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, facts, note, section
-from experiments.report.runs import Json, check, load
-from experiments.report.schema import fields, listed, mapped, number, text
+from experiments.report.records import Json
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html
+from experiments.toy.record import ERRORS, ESTIMATORS, PARAMETERS, read
 
 __all__ = ["part"]
-
-LABELS = {"arm": "ARM", "disarm": "DisARM", "double-cv": "double control variate", "concrete": "Concrete"}
-FAMILY = {"arm": "mc", "disarm": "gaussian", "double-cv": "lbd", "concrete": "concrete"}
-SYMBOLS = {"alpha_1": "α₁", "alpha_2": "α₂"}
-NUMBERS = {
-    "max |z|": "max_abs_z", "|z| > 4": "share_abs_z_above_4", "mean |bias|": "mean_abs_bias", "mean std": "mean_std",
-    "mean squared error": "mean_mse",
-}  # fmt: skip
-
-_PAIR = fields(dict.fromkeys(SYMBOLS, listed(number, least=2)))
-_FOUND = fields({"verdict": text} | dict.fromkeys(NUMBERS.values(), number))
-TOY = fields(
-    {
-        "settings": fields({}), "provenance": fields({}),
-        "summary": mapped(fields(dict.fromkeys(SYMBOLS, _FOUND))),
-        "trace": fields({"exact": _PAIR, "estimates": mapped(_PAIR)}),
-    }
-)  # fmt: skip
 
 
 def part(files: Sequence[Path], data: Path | None) -> Part:
     """The chapter of one run; of several, one after the other."""
-    runs = []
-    for path in files:
-        run = load(path)
-        check(path, run, "toy", TOY, "toy run")
-        runs.append(run)
+    runs = read(files)
     leads = [f"{path.stem}: " * (len(files) > 1) for path in files]
     sections = [each for lead, run in zip(leads, runs, strict=True) for each in _sections(lead, run)]
     sections.append(section("How it was run", *facts(runs)))
@@ -52,8 +30,8 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
 
 def _sections(lead: str, run: Json) -> list[Section]:
     parts = []
-    for parameter, symbol in SYMBOLS.items():
-        rows = [_look(name) | found[parameter] for name, found in run["summary"].items()]
+    for parameter, symbol in PARAMETERS.items():
+        rows = [_styled(name) | found[parameter] for name, found in run["summary"].items()]
         best = {"mean squared error": min(rows, key=lambda row: row["mean_mse"])["key"]} if rows else {}
         parts += [f"<h3>Gradient of {symbol}</h3>", html(_columns(), rows, best)]
     told = note(
@@ -64,38 +42,43 @@ def _sections(lead: str, run: Json) -> list[Section]:
     trace = run["trace"]
     if not trace["estimates"]:
         return found
-    looks = [_look(name) for name in trace["estimates"]]
+    rows = [_styled(name) for name in trace["estimates"]]
     figures = []
-    for parameter, symbol in SYMBOLS.items():
+    for parameter, symbol in PARAMETERS.items():
         exact = trace["exact"][parameter]
         gaps = {
             name: [mean - true for mean, true in zip(estimates[parameter], exact, strict=False)]
             for name, estimates in trace["estimates"].items()
         }
-        drawn = [(_look(name), [(float(step), gap) for step, gap in enumerate(line)]) for name, line in gaps.items()]
+        drawn = [(_styled(name), [(float(step), gap) for step, gap in enumerate(line)]) for name, line in gaps.items()]
         figures.append(charts.curves(f"estimate − exact, {symbol}", "step", drawn, zero=True))
     words = note(
         "Along a descent by exact gradients: the mean of many estimates at each step, minus the exact gradient."
     )
-    return [*found, section(f"{lead}Along a descent", charts.legend(looks), panels(*figures), words)]
+    return [*found, section(f"{lead}Along a descent", charts.legend(rows), panels(*figures), words)]
 
 
-def _look(name: str) -> dict[str, Any]:
-    return {"key": name, "label": LABELS.get(name, name), "family": FAMILY.get(name, "other")}
+def _styled(name: str) -> dict[str, Any]:
+    declared = ESTIMATORS.get(name)
+    return {"key": name, "label": _label(name), "family": declared.colour if declared else "other"}
+
+
+def _label(name: str) -> str:
+    return ESTIMATORS[name].label if name in ESTIMATORS else name
 
 
 def _columns() -> Columns:
     def cell(name: str) -> Any:
         return lambda row: f"{row[name]:.0%}" if name.startswith("share") else f"{row[name]:.3g}"
 
-    return {"verdict": lambda row: row["verdict"], **{heading: cell(name) for heading, name in NUMBERS.items()}}
+    return {"verdict": lambda row: row["verdict"], **{heading: cell(name) for heading, name in ERRORS.items()}}
 
 
 def _grid(run: Json) -> Grid:
     shown = _columns()
     lines = [
-        (f"{LABELS.get(name, name)}, {SYMBOLS[parameter]}", *(cell(found[parameter]) for cell in shown.values()))
+        (f"{_label(name)}, {PARAMETERS[parameter]}", *(cell(found[parameter]) for cell in shown.values()))
         for name, found in run["summary"].items()
-        for parameter in SYMBOLS
+        for parameter in PARAMETERS
     ]
     return Grid("Gradients against exact ones", ("", *shown), lines)

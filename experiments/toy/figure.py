@@ -10,20 +10,13 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator
 
-from experiments.toy.recipes import ESTIMATORS, PARAMETERS
+from experiments.toy.record import ESTIMATORS, PARAMETERS
 from lbdrop.io.files import replacing
 
-__all__ = ["LABELS", "draw", "save"]
+__all__ = ["draw", "save"]
 
-LABELS = {
-    "arm": "ARM (the paper's LBD)",
-    "disarm": "DisARM",
-    "double-cv": "double control variate",
-    "concrete": "Concrete",
-}
 SYMBOLS = {"alpha_1": r"\alpha_1", "alpha_2": r"\alpha_2"}
 KINDS = {"bias": "bias", "std": "standard deviation", "mse": "mean squared error"}
-COLOURS = {"arm": "#0072b2", "disarm": "#009e73", "double-cv": "#cc79a7", "concrete": "#d55e00"}
 
 # The letters of the paper's own panels.
 LETTERS = {
@@ -72,7 +65,12 @@ def _surfaces(part: SubFigure, record: Mapping[str, Any], parameter: str) -> Non
         bar.ax.minorticks_off()
         row[0].set_ylabel(f"{KINDS[kind]}\n" + r"$\sigma(\alpha_2)$")
     for name, panel in zip(ESTIMATORS, axes[0], strict=True):
-        panel.set_title(LABELS[name], fontsize=10, color=COLOURS[name], weight="bold")
+        panel.set_title(
+            ESTIMATORS[name].figure_label,
+            fontsize=10,
+            color=ESTIMATORS[name].figure_colour,
+            weight="bold",
+        )
     for panel in axes[-1]:
         panel.set_xlabel(r"$\sigma(\alpha_1)$")
 
@@ -96,7 +94,11 @@ def _traces(part: SubFigure, record: Mapping[str, Any]) -> None:
         exact = trace["exact"][parameter]
         for name in reversed(ESTIMATORS):
             means = trace["estimates"][name][parameter]
-            line = {"color": COLOURS[name], "linewidth": 1.1, "label": LABELS[name]}
+            line = {
+                "color": ESTIMATORS[name].figure_colour,
+                "linewidth": 1.1,
+                "label": ESTIMATORS[name].figure_label,
+            }
             path.plot(means, **line)
             gap.plot([mean - true for mean, true in zip(means, exact, strict=True)], **line)
         path.plot(exact, color="black", linewidth=1.6, linestyle=(0, (4, 3)), label="exact")

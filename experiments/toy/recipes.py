@@ -21,13 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.threads import one_thread
+from experiments.toy.record import ESTIMATORS, PARAMETERS
 from lbdrop import estimators
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 
 __all__ = [
-    "ESTIMATORS",
-    "PARAMETERS",
     "Accuracy",
     "Problem",
     "Settings",
@@ -42,10 +41,6 @@ __all__ = [
     "square",
 ]
 
-MASKS = {"arm": 2, "disarm": 2, "double-cv": 2, "concrete": 1}
-"""How many masks an estimate draws for every example."""
-ESTIMATORS = tuple(MASKS)
-PARAMETERS = ("alpha_1", "alpha_2")
 
 # All tensors of a chunk stay within a few megabytes: faster than one large block, and the same memory for any --draws.
 CHUNK = 25
@@ -331,7 +326,9 @@ def summarise(found: dict[str, Accuracy], draws: int) -> dict[str, dict[str, dic
                 "mean_std": _round(of.std.mean()),
                 "mean_mse": _round(of.mse.mean()),
                 # What it would be if an estimator of one mask were given the two that the others have.
-                "mean_mse_at_two_masks": _round((of.bias.square() + of.std.square() * MASKS[name] / 2).mean()),
+                "mean_mse_at_two_masks": _round(
+                    (of.bias.square() + of.std.square() * ESTIMATORS[name].masks / 2).mean()
+                ),
                 "lowest_mse_share": _lowest_share(here, name),
             }
     return summary

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
@@ -49,10 +48,10 @@ class Verbs(TyperGroup):
 
     listing = False
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
@@ -68,11 +67,11 @@ class Verbs(TyperGroup):
         command.name = cmd_name
         return command
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         with self._listed():
             super().format_help(ctx, formatter)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         with self._listed():
             return super().shell_complete(ctx, incomplete)
 

@@ -19,9 +19,10 @@ ROOT = typer.main.get_command(app)
 
 def verbs(command: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command that does something, with the words that lead to it."""
-    if (inside := getattr(command, "commands", None)) is not None:
-        for name, each in inside.items():
-            yield from verbs(each, (*path, name))
+    if hasattr(command, "list_commands"):
+        context = typer.Context(command)
+        for name in command.list_commands(context):
+            yield from verbs(command.get_command(context, name), (*path, name))
     else:
         yield path, command
 

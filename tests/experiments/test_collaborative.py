@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from experiments.collaborative import looks, recipes, samples
+from experiments.collaborative import examples, recipes, samples
 from experiments.collaborative.data.prepare import prepare
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
@@ -59,7 +59,7 @@ def small(method: str) -> dict[str, Any]:
 def test_every_row_of_the_table_runs_and_records_everything(method: str, split: Any) -> None:
     record = recipes.run("ml-1m", method, 0, split, changes=small(method), progress=False)
     assert json.loads(json.dumps(record, allow_nan=False))["method"] == method
-    assert record["label"].startswith(recipes.ROWS[method])
+    assert record["label"].startswith(recipes.ROWS[method].label)
     for part in ("validation", "test"):
         assert set(record[part]) == {"mean", "standard_error", "users", "coverage", "popularity"}
         assert set(record[part]["mean"]) == {"recall@20", "recall@50", "ndcg@100"}
@@ -129,9 +129,9 @@ def test_the_table_has_every_row_and_both_grids_and_names_are_its_own() -> None:
     assert len({one.name for one in runs}) == len(runs)
     assert {one.method for one in runs} == set(recipes.ROWS)
     assert [one.method for one in runs if one.seed == 1 and one.method in recipes.RIVALS] == []
-    for encoder in recipes.ENCODERS:
+    for encoder in recipes.GRIDS:
         rates = [0.0 if one.method == "vae" else one.rate for one in recipes.grid("netflix", encoder)]
-        assert rates == list(recipes.GRID)
+        assert rates == list(recipes.GRID_RATES)
     assert recipes.Run("netflix", "vae-drop").name == "netflix-vae-drop-0.5-seed0"
     assert recipes.Run("netflix", "ease", 1).name == "netflix-ease-seed1"
 
@@ -189,14 +189,14 @@ def test_a_schedule_that_is_not_the_published_one_is_told(split: Any) -> None:
 
 def test_keep_rates_by_popularity_are_means_of_equally_many_items() -> None:
     likes = torch.arange(40).flip(0)
-    found = looks.rates(likes / 40, likes)
+    found = examples.rates(likes / 40, likes)
     bins = found["by_popularity"]
     assert [part["items"] for part in bins] == [2] * 20
     assert [part["likes"] for part in bins] == [0.5 + 2 * i for i in range(20)]
     assert bins[3]["keep"] == pytest.approx(6.5 / 40)
     assert sum(found["counts"]) == 40
     assert found["keep_of_a_like"] == pytest.approx(float((likes * likes).sum()) / 40 / float(likes.sum()))
-    assert looks.rates(torch.tensor(0.25), likes) == {"per": "model", "keep": 0.25, "by_popularity": None}
+    assert examples.rates(torch.tensor(0.25), likes) == {"per": "model", "keep": 0.25, "by_popularity": None}
 
 
 def test_examples_show_no_item_the_user_has_and_mark_what_was_held_out(split: Any) -> None:

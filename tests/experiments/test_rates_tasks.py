@@ -15,7 +15,7 @@ from torch import nn
 import lbdrop
 from experiments.collaborative import samples
 from experiments.networks.vgg import VGG
-from experiments.rates import features, images, likes, run, text, uci
+from experiments.rates import features, images, recommendation, run, text, uci
 from experiments.rates.contestants import CONTESTANTS, MaskPrior, chosen
 from experiments.rates.tasks import TASKS
 from experiments.vision import cifar10
@@ -115,7 +115,7 @@ def test_regression_measures_are_in_the_datas_own_units() -> None:
 def test_likes_are_split_by_the_protocol_and_known_ones_are_no_answer(small_data: Path) -> None:
     (rows, wanted), *held = TASKS["ml-1m-paper"].data(small_data, 0)[:3]
     assert torch.equal(wanted > 0, rows)
-    assert (len(rows), likes.pieces(wanted)) == (40, pytest.approx(9.0))
+    assert (len(rows), recommendation.pieces(wanted)) == (40, pytest.approx(9.0))
     split = samples.split(load_prepared(small_data / "prepared" / "ml-1m"), "ml-1m")
     for (x, y), part in zip(held, (split.validation, split.test), strict=True):
         assert np.array_equal(x.numpy(), part.fold_in.toarray() > 0)
@@ -139,7 +139,7 @@ def test_a_users_bound_has_its_kl_in_training_alone(name: str, small_data: Path)
     data = task.data(small_data, 0)
     torch.manual_seed(0)
     model, (x, y) = task.network(data, 0.5), (part[:5] for part in data.train)
-    assert isinstance(model, likes.LikesVAE)
+    assert isinstance(model, recommendation.LikesVAE)
     loss = task.losses(model, x, y)
     with torch.no_grad():
         mean, log_variance = model.posterior(model.hidden(model.first(F.normalize(x.float())))).chunk(2, -1)
@@ -170,7 +170,7 @@ def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) 
 
 def test_the_dense_encoder_adds_up_all_layers_before() -> None:
     torch.manual_seed(0)
-    dense, h = likes.Dense(4, 3), torch.randn(2, 4)
+    dense, h = recommendation.Dense(4, 3), torch.randn(2, 4)
     first = dense.norms[0](F.silu(h))
     second = dense.norms[1](F.silu(dense.linear[0](first) + first))
     third = dense.norms[2](F.silu(dense.linear[1](second) + first + second))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from experiments.commands import reproduce
 from experiments.toy import recipes
+from experiments.toy.record import ESTIMATORS
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
@@ -145,8 +146,8 @@ def test_command_writes_json_and_figure(tmp_path: Path, monkeypatch: pytest.Monk
     record = json.loads((tmp_path / "new" / "toy.json").read_text())
     assert record["settings"]["seed"] == 3
     assert record["provenance"]["versions"]["torch"]
-    assert list(record["summary"]) == list(recipes.ESTIMATORS)
-    for name in recipes.ESTIMATORS:
+    assert list(record["summary"]) == list(ESTIMATORS)
+    for name in ESTIMATORS:
         assert torch.tensor(record["surfaces"][name]["mse"]["alpha_2"]).shape == (3, 3)
         assert len(record["trace"]["estimates"][name]["alpha_1"]) == 4
 

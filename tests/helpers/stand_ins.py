@@ -161,9 +161,9 @@ def _collaborative(patch: Patch, folder: Path) -> None:
         patch(module, count, 10 * USERS)
     few = {name: replace(protocol, held_out_users=HELD_OUT) for name, protocol in protocols.PROTOCOLS.items()}
     patch(protocols, "PROTOCOLS", few)
-    rows = ("sivae-lbd", "vae", *recipes.ENCODERS, "ease", "popularity")
+    rows = ("sivae-lbd", "vae", *recipes.GRIDS, "ease", "popularity")
     patch(recipes, "ROWS", {row: recipes.ROWS[row] for row in rows})
-    patch(recipes, "GRID", (0.0, 0.5))
+    patch(recipes, "GRID_RATES", (0.0, 0.5))
     short = {name: schedule._replace(epochs=1, anneal_steps=10, batch=20) for name, schedule in recipes.DATA.items()}
     patch(recipes, "DATA", short)
     patch(recipes, "__file__", str(folder / "experiments" / "collaborative" / "recipes.py"))

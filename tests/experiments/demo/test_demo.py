@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import experiments.commands.demo as command
 from experiments.demo import run as demo
-from experiments.demo import shop as demo_shop
-from experiments.demo.run import CONTESTANTS, Network, Settings
+from experiments.demo.record import CONTESTANTS, SHOP_CONTESTANTS
+from experiments.demo.run import Network, Settings
 from lbdrop.cli import app
 from lbdrop.dropout import LearnableDropout
 from lbdrop.objective import Bound
@@ -50,8 +50,8 @@ def test_the_command_leaves_a_page_and_a_json_and_says_where(quick: tuple[Path, 
         "result.json",
     ]
     assert all(str(path.resolve()) in output for path in out.iterdir())
-    assert all(contestant.name in output for contestant in CONTESTANTS)
-    assert all(name in output for name in (*demo_shop.CONTESTANTS, "oracle"))
+    assert all(name in output for name in CONTESTANTS)
+    assert all(name in output for name in (*SHOP_CONTESTANTS, "oracle"))
 
 
 def test_the_shop_is_left_as_files_that_fit_and_serve_take(quick: tuple[Path, str]):
@@ -74,7 +74,7 @@ def test_the_json_holds_every_measure_of_every_seed_and_contestant(quick: tuple[
     result = result_of(quick)
     assert result["settings"]["epochs"] == Settings.quick().epochs
     assert result["provenance"]["versions"]["torch"] == torch.__version__
-    assert [entry["name"] for entry in result["contestants"]] == [contestant.name for contestant in CONTESTANTS]
+    assert [entry["name"] for entry in result["contestants"]] == list(CONTESTANTS)
     for entry in result["contestants"]:
         assert [part["seed"] for part in entry["per_seed"]] == result["seeds"]
         assert sum(entry["reliability"]["count"]) == result["data"]["test"] * len(result["seeds"])
@@ -140,7 +140,7 @@ def test_fixed_and_learned_rates_pay_the_same_for_their_weights():
     assert torch.allclose(kl + masks, network.weight_kl(keep=0.8, s=0.7), rtol=1e-5)
 
 
-@pytest.mark.parametrize("contestant", CONTESTANTS, ids=lambda contestant: contestant.name)
+@pytest.mark.parametrize("contestant", CONTESTANTS.values(), ids=list(CONTESTANTS))
 def test_a_seed_gives_the_same_network_twice_and_leaves_the_callers_randomness_alone(contestant: demo.Contestant):
     data = demo.load(TINY)
     state = torch.get_rng_state()
@@ -152,7 +152,7 @@ def test_a_seed_gives_the_same_network_twice_and_leaves_the_callers_randomness_a
 
 def test_learned_rates_move_and_fixed_ones_do_not():
     data = demo.load(TINY)
-    for contestant in CONTESTANTS:
+    for contestant in CONTESTANTS.values():
         found = demo.rates(demo.train(contestant, 0.1, 0, data.train, TINY), contestant)
         assert {len(layer) for layer in found.values()} == {8 if contestant.kind == "per unit" else 1}
         if contestant.learned:

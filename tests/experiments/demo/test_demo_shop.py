@@ -10,7 +10,8 @@ import torch
 
 from experiments.demo import chapter_shop as page
 from experiments.demo import shop as demo_shop
-from experiments.demo.shop import CONTESTANTS, LEARNED, ORACLE, ShopSettings
+from experiments.demo.record import LEARNED, ORACLE, SHOP_CONTESTANTS
+from experiments.demo.shop import ShopSettings
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.shop import generate_shop
 
@@ -23,7 +24,7 @@ def result() -> dict[str, Any]:
 
 def test_every_contestant_and_the_oracle_are_measured_on_the_same_customers(result: dict[str, Any]) -> None:
     entries = {entry["name"]: entry for entry in result["contestants"]}
-    assert list(entries) == [*CONTESTANTS, ORACLE]
+    assert list(entries) == [*SHOP_CONTESTANTS, ORACLE]
     assert result["data"]["test"] <= ShopSettings.quick().held_out
     assert result["data"]["users"] + ShopSettings.quick().held_out == ShopSettings.quick().users
     best = entries[ORACLE]["test"]["ndcg@100"]["mean"]
@@ -34,7 +35,7 @@ def test_every_contestant_and_the_oracle_are_measured_on_the_same_customers(resu
 def test_the_run_ticks_through_the_contestants_and_leaves_randomness_and_threads_alone() -> None:
     state, threads, seen = torch.get_rng_state(), torch.get_num_threads(), []
     demo_shop.run(ShopSettings(users=300, items=60, held_out=50, epochs=1), seen.append)
-    assert seen == list(CONTESTANTS)
+    assert seen == list(SHOP_CONTESTANTS)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
@@ -52,7 +53,7 @@ def test_a_sentence_follows_from_its_interval(low: float, high: float, verdict: 
 
 def test_intervals_are_over_customers_paired(result: dict[str, Any]) -> None:
     ndcg = {entry["name"]: entry["test"]["ndcg@100"]["mean"] for entry in result["contestants"]}
-    assert [each["rival"] for each in result["comparisons"]] == [name for name in CONTESTANTS if name != LEARNED]
+    assert [each["rival"] for each in result["comparisons"]] == [name for name in SHOP_CONTESTANTS if name != LEARNED]
     for each in result["comparisons"]:
         assert each["difference"] == pytest.approx(ndcg[LEARNED] - ndcg[each["rival"]], abs=1e-6)
         assert each["interval"][0] < each["difference"] < each["interval"][1]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from experiments.camvid import chapter as camvid
-from experiments.report import kinds
+from experiments.report import compose
 from experiments.vision.camvid import CLASSES, PALETTE, Scenes
 from lbdrop import DropoutError
 
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_are_means_over_seeds_beside_the_papers(folder: Path) -> None:
-    report = kinds.compose([folder])
+    report = compose.compose([folder])
     found = report.parts["camvid"].files["table.md"].decode()
     line = next(line for line in found.splitlines() if line.startswith("| LBD"))
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -83,7 +83,7 @@ def test_pictures_show_input_truth_prediction_and_both_maps(folder: Path, monkey
         test = scenes()
 
     monkeypatch.setattr(camvid, "load", lambda path: Data)
-    part = kinds.compose([folder], folder).parts["camvid"]
+    part = compose.compose([folder], folder).parts["camvid"]
     pixels = np.asarray(Image.open(io.BytesIO(part.files["scenes.png"])))
     assert pixels.shape == (2 * 4 + 6, (5 * 10 + 4 * 6) // 2, 3)  # at half size
     assert tuple(pixels[0, 0]) == (200, 0, 0)
@@ -95,7 +95,7 @@ def test_pictures_show_input_truth_prediction_and_both_maps(folder: Path, monkey
 
 def test_without_maps_the_page_says_so(folder: Path) -> None:
     (folder / "fast-lbd-seed0.npz").unlink()
-    part = kinds.compose([folder]).parts["camvid"]
+    part = compose.compose([folder]).parts["camvid"]
     assert "scenes.png" not in part.files
     assert "No maps lie beside the records" in "".join(each.html for each in part.chapter.sections)
 
@@ -106,15 +106,15 @@ def test_what_does_not_fit_is_told_with_its_file(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(camvid, "load", lambda path: Data)
     with pytest.raises(DropoutError, match=r"fast-lbd-seed0.npz: want test images \[0, 5\] of \(8, 10\) pixels, got 3"):
-        kinds.compose([folder], folder)
+        compose.compose([folder], folder)
     (folder / "fast-lbd-seed0.npz").write_bytes(b"broken")
     with pytest.raises(DropoutError, match="fast-lbd-seed0.npz: want maps of test images"):
-        kinds.compose([folder])
+        compose.compose([folder])
     wrong = record("mc", 0, 0.5)
     wrong["test"] = wrong["test"] | {"mean_iou": "high"}
     (folder / "fast-mc-seed0.json").write_text(json.dumps(wrong))
     with pytest.raises(DropoutError, match="fast-mc-seed0.json: want the record of a CamVid run with .*test.mean_iou"):
-        kinds.compose([folder])
+        compose.compose([folder])
     (folder / "fast-mc-seed0.json").write_text(json.dumps(record("mc", 0, 0.5) | {"recipe": "paper"}))
     with pytest.raises(DropoutError, match="recipes fast, paper are mixed"):
-        kinds.compose([folder])
+        compose.compose([folder])

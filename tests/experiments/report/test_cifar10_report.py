@@ -13,11 +13,13 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from experiments.cifar10 import chapter as cifar10
-from experiments.report import charts, tables
+from experiments.cifar10 import tables
+from experiments.cifar10.record import read
+from experiments.cifar10.summary import difference, summarise, verdict
+from experiments.report import charts
 from experiments.report.page import document
-from experiments.report.runs import read
 from experiments.report.script import SCRIPT
-from experiments.report.summary import difference, stat, summarise, t_95, verdict
+from experiments.report.statistics import stat, t_95
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
@@ -351,11 +353,8 @@ def test_of_a_methods_starts_and_speeds_the_one_that_validation_prefers_stands_f
 
 
 def test_no_two_lines_of_one_colour_have_the_same_dash() -> None:
-    rows = [
-        {"key": str(n), "label": str(n), "method": method}
-        for n, method in enumerate(["lbd-unit"] * 4 + ["lbd-model", "mc", "mc"])
-    ]
-    found = charts.told_apart(rows)
+    rows = [{"key": str(n), "label": str(n), "family": family} for n, family in enumerate(["lbd"] * 5 + ["mc"] * 2)]
+    found = charts.distinct(rows)
     looks = [(charts.family(row), row["dash"]) for row in found]
     assert len(set(looks)) == len(looks)
     assert found[0]["dash"] == found[5]["dash"] == ""

@@ -12,21 +12,20 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from experiments.collaborative import chapter as collaborative
-from experiments.collaborative.chapter_runs import GRIDS, METHODS, PAPER, read
 from experiments.collaborative.chapter_summary import summarise
+from experiments.collaborative.record import GRIDS, PUBLISHED, RIVALS, ROWS, read
 from experiments.report.page import document
 from experiments.report.script import SCRIPT
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
 RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-RIVALS = ("wmf", "ials", "slim", "ease", "popularity")
 Run = dict[str, Any]
 
 
 def fake(method: str, seed: int = 0, rate: float | None = None, level: float = 0.0, dataset: str = "netflix") -> Run:
     """A run as it might have come out; ``level`` shifts its measures."""
-    random = np.random.default_rng([seed, sorted(METHODS).index(method), round(10 * (rate or 0))])
+    random = np.random.default_rng([seed, sorted(ROWS).index(method), round(10 * (rate or 0))])
     learned, network = method.startswith("sivae"), method not in RIVALS
 
     def measures() -> dict[str, Any]:
@@ -68,7 +67,7 @@ def fake(method: str, seed: int = 0, rate: float | None = None, level: float = 0
 def table_of_runs(seeds: int = 3, dataset: str = "netflix") -> list[Run]:
     """Everything; in both grids 0.3 is the best rate, and learned rates are better still."""
     others = [fake(method, seed, level=0.01 * method.startswith("sivae-lbd"), dataset=dataset)
-              for method in METHODS if method not in GRIDS for seed in range(seeds if method not in RIVALS else 1)]  # fmt: skip
+              for method in ROWS if method not in GRIDS for seed in range(seeds if method not in RIVALS else 1)]  # fmt: skip
     grids = [fake(encoder, seed, rate, 0.005 * (rate == 0.3), dataset) for encoder in GRIDS for rate in RATES
              if (encoder, rate) != ("vae-drop", 0.0) for seed in range(seeds)]  # fmt: skip
     return [run | {"file": "fake.json"} for run in others + grids]
@@ -134,11 +133,11 @@ def test_one_fixed_rate_is_no_grid_and_no_shared_seed_no_difference():
 
 
 def test_the_papers_numbers_are_as_printed():
-    assert PAPER["sivae-lbd"]["numbers"]["netflix"] == pytest.approx({"recall@20": 0.3563, "recall@50": 0.4470, "ndcg@100": 0.3904})  # fmt: skip
-    assert PAPER["vae-drop@0.5"]["numbers"]["msd"] == pytest.approx({"recall@20": 0.2636, "recall@50": 0.3621, "ndcg@100": 0.3133})  # fmt: skip
-    assert PAPER["vae-iaf"]["numbers"]["ml-20m"]["recall@50"] == pytest.approx(0.5028)
-    assert "msd" not in PAPER["slim"]["numbers"]
-    assert sum(row["paper"] for row in PAPER.values()) == 13
+    assert PUBLISHED["sivae-lbd"].numbers["netflix"] == pytest.approx({"recall@20": 0.3563, "recall@50": 0.4470, "ndcg@100": 0.3904})  # fmt: skip
+    assert PUBLISHED["vae-drop@0.5"].numbers["msd"] == pytest.approx({"recall@20": 0.2636, "recall@50": 0.3621, "ndcg@100": 0.3133})  # fmt: skip
+    assert PUBLISHED["vae-iaf"].numbers["ml-20m"]["recall@50"] == pytest.approx(0.5028)
+    assert "msd" not in PUBLISHED["slim"].numbers
+    assert sum(row.in_the_paper for row in PUBLISHED.values()) == 13
 
 
 def test_what_a_reader_should_know_is_said():

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments import report
-from experiments.report import kinds, pictures, svg
+from experiments.demo import chapter as demo_page
+from experiments.report import compose, pictures, svg
 from experiments.report.page import Chapter, document, findings, number, section
 from experiments.report.script import SCRIPT
 from experiments.report.tables import html as table
@@ -77,12 +77,12 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_every_tag_is_closed_in_order(seeds: int):
     tags = Tags()
-    tags.feed(report.render(result(seeds)))
+    tags.feed(demo_page.render(result(seeds)))
     assert tags.open == []
 
 
 def test_nothing_is_loaded_from_elsewhere_and_only_our_script_may_run():
-    html = report.render(result())
+    html = demo_page.render(result())
     assert not re.search(r"https?://|<link|@import|url\(", html)
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', html))
     assert re.findall(r"<script.*?>", html) == ["<script>"]
@@ -92,28 +92,28 @@ def test_nothing_is_loaded_from_elsewhere_and_only_our_script_may_run():
 
 
 def test_light_and_dark_and_phones_are_served():
-    html = report.render(result())
+    html = demo_page.render(result())
     assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
 
 
 def test_text_from_the_result_is_escaped():
-    html = report.render(result(finding="a < b & <b>c</b>"))
+    html = demo_page.render(result(finding="a < b & <b>c</b>"))
     assert "a &lt; b &amp; &lt;b&gt;c&lt;/b&gt;" in html
 
 
 def test_no_number_is_undefined():
     for seeds in (1, 3):
-        assert not re.search(r"\b(nan|inf|None)\b", report.render(result(seeds)).replace(SCRIPT, ""))
+        assert not re.search(r"\b(nan|inf|None)\b", demo_page.render(result(seeds)).replace(SCRIPT, ""))
 
 
 def test_one_seed_shows_no_standard_error():
-    assert "±" not in report.render(result(seeds=1))
-    assert "±" in report.render(result(seeds=2))
+    assert "±" not in demo_page.render(result(seeds=1))
+    assert "±" in demo_page.render(result(seeds=2))
 
 
 def test_wrong_and_right_digits_are_told_apart():
-    html = report.render(result())
+    html = demo_page.render(result())
     assert "✗ says 3, is 8" in html
     assert "✓ says 8, is 8" in html
     assert "1 of these 2 are wrong" in html
@@ -129,10 +129,10 @@ def test_the_picture_is_a_png_with_ink_dark_on_light():
 
 
 def test_a_page_that_fails_leaves_the_old_one_whole(tmp_path: Path):
-    target = report.write_page(tmp_path / "deep" / "index.html", result())
+    target = demo_page.write_page(tmp_path / "deep" / "index.html", result())
     before = target.read_text()
     with pytest.raises(KeyError):
-        report.write_page(target, {"contestants": []})
+        demo_page.write_page(target, {"contestants": []})
     assert target.read_text() == before
     assert [path.name for path in target.parent.iterdir()] == ["index.html"]
 
@@ -186,10 +186,10 @@ def test_chapters_have_a_list_of_contents_whose_links_lead_to_sections():
 def test_a_demos_json_makes_the_same_page_and_a_damaged_one_is_named(tmp_path: Path):
     record = json.loads(json.dumps(result())) | {"experiment": "demo"}
     (tmp_path / "result.json").write_text(json.dumps(record))
-    found = kinds.compose([tmp_path])
-    assert found.page() == report.render(record)
+    found = compose.compose([tmp_path])
+    assert found.page() == demo_page.render(record)
     assert [grid.rows[2][0] for grid in found.parts["demo"].grids] == ["units"]
     record["contestants"][1]["kind"] = "per mood"
     (tmp_path / "result.json").write_text(json.dumps(record))
     with pytest.raises(DropoutError, match=r"result\.json.*contestants\[1\]\.kind, got 'per mood'"):
-        kinds.compose([tmp_path])
+        compose.compose([tmp_path])

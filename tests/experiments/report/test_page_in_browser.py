@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from experiments.report import kinds
+from experiments.report import compose
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -21,8 +21,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     folders = ("experiments/collaborative/results", "experiments/toy/results", "benchmarks/results")
     files = sorted((ROOT / "experiments/cifar10/results").glob("fast-*-0.[35]-seed[01].json"))
     task = ROOT / "experiments/rates/results/digits.json"
-    found = kinds.compose([*files, *(ROOT / name for name in folders), task])
-    kinds.write(out, found)
+    found = compose.compose([*files, *(ROOT / name for name in folders), task])
+    compose.write(out, found)
     return (out / "index.html").as_uri()
 
 

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from experiments.rates import likes, text, uci
+from experiments.rates import recommendation, text, uci
 from lbdrop.metrics.regression import mixture_nll, rmse
 from lbdrop.prediction import Kind as Predicts
 
-__all__ = ["KINDS", "Kind"]
+__all__ = ["KINDS", "TaskKind"]
 
 
-class Kind:
+class TaskKind:
     """Classes, one for each example; the others say what they do differently."""
 
     predicts: Predicts = "classification"
@@ -48,7 +48,7 @@ class Kind:
         return {"nll": float(nll), "accuracy": float((probabilities.argmax(-1) == y).float().mean())}
 
 
-class Language(Kind):
+class Language(TaskKind):
     """Classes in a row: the loss of a window is the mean over its characters."""
 
     class_dim, many = 2, True
@@ -60,7 +60,7 @@ class Language(Kind):
         return float(text.CONTEXT)
 
 
-class Regression(Kind):
+class Regression(TaskKind):
     """A number with Gaussian noise, whose variance is learned."""
 
     predicts = "regression"
@@ -77,16 +77,16 @@ class Regression(Kind):
         return {"nll": float(mixture_nll(means, y * unit, spread)), "rmse": float(rmse(means.mean(0), y * unit))}
 
 
-class Ranking(Kind):
+class Ranking(TaskKind):
     """Likes of a user: a multinomial over the catalogue. In training a row predicts itself, held out one part the other."""
 
     many, gives_back = True, False
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-        return likes.losses(model, x, y)
+        return recommendation.losses(model, x, y)
 
     def pieces(self, y: Tensor) -> float:
-        return likes.pieces(y)
+        return recommendation.pieces(y)
 
     def masks_that_matter(self, y: Tensor) -> float:
         """A mask of the row matters at a like alone, and each like has its own."""
@@ -95,7 +95,7 @@ class Ranking(Kind):
     def measures(
         self, samples: Float[Tensor, "samples batch *outputs"], y: Tensor, model: nn.Module, unit: float
     ) -> dict[str, float]:
-        return likes.measures(samples.mean(0), y)
+        return recommendation.measures(samples.mean(0), y)
 
 
-KINDS = {"classification": Kind(), "regression": Regression(), "language": Language(), "ranking": Ranking()}
+KINDS = {"classification": TaskKind(), "regression": Regression(), "language": Language(), "ranking": Ranking()}

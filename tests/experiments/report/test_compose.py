@@ -13,7 +13,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from experiments.rates.chapter import summarise
-from experiments.report import kinds
+from experiments.report import compose
 from experiments.report.benchmarks import tables_of
 from experiments.report.page import Chapter
 from lbdrop.cli import app
@@ -119,10 +119,10 @@ def test_a_further_kind_registers_with_one_line(tmp_path: Path, monkeypatch: pyt
 
     module = ModuleType("maps")
     chapter = Chapter("Maps", "Of scenes.", [])
-    module.part = lambda files, data: kinds.Part(chapter, files={"map.txt": str(len(files)).encode()})  # type: ignore[attr-defined]
+    module.part = lambda files, data: compose.Part(chapter, files={"map.txt": str(len(files)).encode()})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maps", module)
-    kind = kinds.Kind("maps", "maps", "vision", lambda record: record.get("experiment") == "maps")
-    monkeypatch.setattr(kinds, "KINDS", (*kinds.KINDS, kind))
+    kind = compose.Kind("maps", "maps", "vision", lambda record: record.get("experiment") == "maps")
+    monkeypatch.setattr(compose, "KINDS", (*compose.KINDS, kind))
     for name in "ab":
         (tmp_path / f"{name}.json").write_text('{"experiment": "maps"}')
     code, output = command(tmp_path, "--out", tmp_path / "out")
@@ -138,32 +138,32 @@ def test_data_of_several_kinds_lie_in_a_folder_each(tmp_path: Path, monkeypatch:
     seen: dict[str, Path | None] = {}
 
     def module(name: str) -> ModuleType:
-        def part(files: Any, data: Path | None) -> kinds.Part:
+        def part(files: Any, data: Path | None) -> compose.Part:
             seen[name] = data
-            return kinds.Part(Chapter(name, "", []))
+            return compose.Part(Chapter(name, "", []))
 
         made = ModuleType(name)
         made.part = part  # type: ignore[attr-defined]
         return made
 
-    def kind(name: str) -> kinds.Kind:
+    def kind(name: str) -> compose.Kind:
         monkeypatch.setitem(sys.modules, name, module(name))
-        return kinds.Kind(name, name, "demo", lambda record: record.get("experiment") == name, f"{name}-data")
+        return compose.Kind(name, name, "demo", lambda record: record.get("experiment") == name, f"{name}-data")
 
-    monkeypatch.setattr(kinds, "KINDS", (kind("first"), kind("second")))
+    monkeypatch.setattr(compose, "KINDS", (kind("first"), kind("second")))
     data = tmp_path / "data"
     (data / "first-data").mkdir(parents=True)
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, name in zip(files, ("first", "second"), strict=True):
         file.write_text(json.dumps({"experiment": name}))
-    kinds.compose(files, data)
+    compose.compose(files, data)
     assert seen == {"first": data / "first-data", "second": None}
-    kinds.compose(files[1:], data)
+    compose.compose(files[1:], data)
     assert seen["second"] == data
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kinds, "KINDS", (kinds.Kind("toy", "no_such_package", "demo", lambda record: True),))
+    monkeypatch.setattr(compose, "KINDS", (compose.Kind("toy", "no_such_package", "demo", lambda record: True),))
     code, output = command(TOY, "--out", tmp_path)
     assert code == 1
     assert "no_such_package: package not found; pip install 'lbdrop[demo]'" in output

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.cifar10.record import method_of, starting_rate
+from experiments.collaborative.record import GRIDS, MEASURE
 from experiments.rates.verdicts import in_words, paired, plus_minus, spread
-from experiments.report.summary import starting_rate
 from lbdrop.io.records import read_json
 
 __all__ = ["FAMILIES", "Family", "lines", "summarise"]
@@ -46,7 +47,7 @@ class Family:
 
 def _cifar10() -> Family:
     def learned(record: Record) -> str | None:
-        if not record["method"].startswith(("lbd", "concrete", "gaussian")):
+        if not method_of(record).learns:
             return None
         start = starting_rate(record)
         return record["label"] + ("" if start is None else f", from {start:g}")
@@ -60,16 +61,18 @@ def _cifar10() -> Family:
     )  # fmt: skip
 
 
-def _recommender(data: str, encoder: str, grid: Sequence[str], learned: Sequence[str]) -> Family:
+def _recommender(data: str, encoder: str, row: str) -> Family:
+    found = GRIDS[row]
+
     def fixed(record: Record) -> float | None:
         rate = 0.0 if record["settings"].get("dropout") == "none" else record["rate"]
-        return rate if record["method"] in grid and record["dataset"] == data else None
+        return rate if record["method"] in (row, found.rate_zero) and record["dataset"] == data else None
 
     return Family(
-        f"recommender-{data}-{encoder}", "collaborative", f"{data}-*.json", "ndcg@100", 1,
-        lambda r, part: r[part]["mean"]["ndcg@100"],
+        f"recommender-{data}-{encoder}", "collaborative", f"{data}-*.json", MEASURE, 1,
+        lambda r, part: r[part]["mean"][MEASURE],
         fixed,
-        lambda r: r["label"] if r["method"] in learned and r["dataset"] == data else None,
+        lambda r: r["label"] if r["method"] in found.learned and r["dataset"] == data else None,
         lambda r: [1 - r["rates"]["keep"]] if isinstance(r["rates"]["keep"], float) else [],
     )  # fmt: skip
 
@@ -80,13 +83,8 @@ FAMILIES = (
         family
         for data in ("ml-1m", "netflix-sample", "netflix")
         for family in (
-            _recommender(
-                data,
-                "paper",
-                ("vae", "vae-drop"),
-                ("sivae-lbd", "sivae-lbd-one", "sivae-lbd-tuned", "sivae-concrete", "sivae-gaussian"),
-            ),
-            _recommender(data, "dense", ("vae-dense-drop",), ("sivae-lbd-dense", "sivae-lbd-dense-tuned")),
+            _recommender(data, "paper", "vae-drop"),
+            _recommender(data, "dense", "vae-dense-drop"),
         )
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.rates import elsewhere
+from experiments.rates import other_experiments
 
 
 def recommender(
@@ -38,7 +38,7 @@ def experiments(tmp_path: Path) -> Path:
 
 
 def test_the_grid_is_chosen_on_validation_seed_by_seed_and_more_ndcg_is_better(experiments: Path) -> None:
-    found = elsewhere.summarise(experiments)
+    found = other_experiments.summarise(experiments)
     assert set(found) == {"recommender-ml-1m-dense"}
     dense = found["recommender-ml-1m-dense"]
     assert dense["chosen"]["rates"] == [0.5, 0.5, 0.1]
@@ -47,7 +47,7 @@ def test_the_grid_is_chosen_on_validation_seed_by_seed_and_more_ndcg_is_better(e
     assert learned["against_grid"]["difference"] == pytest.approx(-(0.03 + 0.031 + 0.012) / 3)
     assert learned["against_grid"]["verdict"] == "level"  # p is .06
     assert learned["rates"] == [0.25]
-    text = "\n".join(elsewhere.lines(found))
+    text = "\n".join(other_experiments.lines(found))
     assert "Grid of 0.1, 0.5: 0.4167" in text
     assert "| SIVAE-LBD-DENSE | 3 | 0.4410" in text
 
@@ -56,22 +56,22 @@ def test_runs_of_another_length_and_seeds_without_a_whole_grid_do_not_count(expe
     recommender(experiments, "vae-dense-drop", 0, 0.5, (0.9, 0.9), epochs=100)
     recommender(experiments, "sivae-lbd-dense", 5, None, (0.9, 0.9), epochs=100)
     recommender(experiments, "vae-dense-drop", 3, 0.1, (0.9, 0.9))  # a seed without .5
-    dense = elsewhere.summarise(experiments)["recommender-ml-1m-dense"]
+    dense = other_experiments.summarise(experiments)["recommender-ml-1m-dense"]
     assert (dense["epochs"], dense["seeds"]) == (50, [0, 1, 2])
     assert dense["contestants"]["SIVAE-LBD-DENSE"]["runs"] == 3
 
 
 def test_without_a_grid_or_without_learned_runs_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    assert elsewhere.summarise(tmp_path) == {}
+    assert other_experiments.summarise(tmp_path) == {}
     recommender(tmp_path, "vae-dense-drop", 0, 0.1, (0.4, 0.4))
-    assert elsewhere.summarise(tmp_path) == {}
+    assert other_experiments.summarise(tmp_path) == {}
 
 
 def test_a_sample_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     for dataset, level in (("netflix", 0.3), ("netflix-sample", 0.2)):
         recommender(tmp_path, "vae-dense-drop", 0, 0.5, (level, level), dataset=dataset)
         recommender(tmp_path, "sivae-lbd-dense", 0, None, (level, level), dataset=dataset)
-    found = elsewhere.summarise(tmp_path)
+    found = other_experiments.summarise(tmp_path)
     assert {name: each["chosen"]["test"] for name, each in found.items()} == {
         "recommender-netflix-dense": pytest.approx(0.3),
         "recommender-netflix-sample-dense": pytest.approx(0.2),
@@ -86,7 +86,7 @@ def test_less_loss_is_better_on_images(tmp_path: Path) -> None:
             record = {"method": method, "label": method, "seed": seed, "settings": {"rate": rate, "epochs": 5},
                       "validation": {"nll": nll}, "test": {"nll": nll}, "rates": {"a": {"mean": 0.3}, "b": {"mean": 0.4}}}  # fmt: skip
             (results / f"fast-{method}-{rate}-seed{seed}.json").write_text(json.dumps(record))
-    found = elsewhere.summarise(tmp_path)["cifar10-vgg19"]
+    found = other_experiments.summarise(tmp_path)["cifar10-vgg19"]
     assert found["chosen"]["rates"] == [0.1, 0.1, 0.1]
     (learned,) = found["contestants"].values()
     assert learned["against_grid"]["verdict"] == "better"

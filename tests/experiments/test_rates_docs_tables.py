@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.rates import brief
+from experiments.rates import docs_tables
 from experiments.rates.run import RESULTS
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import read_json
 
-ROOT = Path(brief.__file__).parent.parent.parent
+ROOT = Path(docs_tables.__file__).parent.parent.parent
 WORDS = [
     "none",
     "one",
@@ -55,51 +55,53 @@ def task(nll: float, verdict: str, p: float) -> dict:
 
 def test_a_line_of_the_table() -> None:
     whole = {"digits": task(0.12345, "better", 0.00123), "uci-yacht": task(2.0, "worse", 4.6e-5), "elsewhere": {}}
-    _, _, digits, yacht = brief.verdicts(whole, "deterministic")
+    _, _, digits, yacht = docs_tables.verdicts(whole, "deterministic")
     cell = ".1235, **better** (p .0012)"
     assert digits == f"| digits | 3 | .5000 (0–.1) | {' | '.join([cell] * 6)} | .2500; level |"
     assert "2.000, **worse** (p 4.6e-05)" in yacht
-    *_, yacht = brief.verdicts(whole, "masks")
+    *_, yacht = docs_tables.verdicts(whole, "masks")
     assert yacht.endswith("1.000, **worse** (p 4.6e-05) | – |")
-    assert next(line for line in brief.shortest(whole) if "digits" in line) == (
+    assert next(line for line in docs_tables.shortest(whole) if "digits" in line) == (
         "| digits | .5000 | .1235 | **better** (p .0012) |"
     )
-    assert brief.counts(whole, "masks")["balanced-layer"] == {"better": 1, "level": 0, "worse": 1}
+    assert docs_tables.counts(whole, "masks")["balanced-layer"] == {"better": 1, "level": 0, "worse": 1}
     of_digits = whole["digits"]["contestants"]
     of_digits["balanced-layer"] = of_digits["balanced-layer"] | {"earlier_rule": True}
-    assert list(brief.verdicts(whole, "deterministic"))[2].count(".1235†, **better**") == 1
+    assert list(docs_tables.verdicts(whole, "deterministic"))[2].count(".1235†, **better**") == 1
     del whole["digits"]["contestants"]["concrete"]
-    assert "| – | .1235, **better** (p .0012) | .2500; level |" in list(brief.verdicts(whole, "deterministic"))[2]
+    assert "| – | .1235, **better** (p .0012) | .2500; level |" in list(docs_tables.verdicts(whole, "deterministic"))[2]
 
 
-@pytest.mark.parametrize("page", brief.PAGES)
+@pytest.mark.parametrize("page", docs_tables.PAGES)
 def test_tables_of_pages_are_those_of_the_records(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert brief.filled(page, text, SUMMARY) == text, "run python -m experiments.rates.brief"
+    assert docs_tables.filled(page, text, SUMMARY) == text, "run python -m experiments.rates.docs_tables"
     with pytest.raises(DropoutError, match="got no such place"):
-        brief.filled(page, text.replace("<!-- end -->", ""), SUMMARY)
+        docs_tables.filled(page, text.replace("<!-- end -->", ""), SUMMARY)
 
 
 def test_counts_of_pages_are_those_of_the_records() -> None:
-    plain, masked = (brief.counts(SUMMARY, how) for how in ("deterministic", "masks"))
-    ours = {verdict: WORDS[count] for verdict, count in plain[brief.OURS].items()}
-    again = {v: WORDS[count] for v, count in plain[f"{brief.OURS} beside the retrained grid"].items()}
+    plain, masked = (docs_tables.counts(SUMMARY, how) for how in ("deterministic", "masks"))
+    ours = {verdict: WORDS[count] for verdict, count in plain[docs_tables.OURS].items()}
+    again = {v: WORDS[count] for v, count in plain[f"{docs_tables.OURS} beside the retrained grid"].items()}
     for page in ("README.md", "docs/how_rates_are_learned.md"):
         said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
         assert f"on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}" in said, page
         assert f"level on {again['level']} and worse on {again['worse']}" in said, page
     own = " ".join((ROOT / "experiments/rates/README.md").read_text(encoding="utf-8").split())
-    total = WORDS[sum(plain[brief.OURS].values())]
+    total = WORDS[sum(plain[docs_tables.OURS].values())]
     assert (
         f"of {total} tasks it is better on {ours['better']}, level on {ours['level']} and worse on {ours['worse']}"
         in own
     )
-    said = {verdict: WORDS[count] for verdict, count in masked[brief.OURS].items()}
+    said = {verdict: WORDS[count] for verdict, count in masked[docs_tables.OURS].items()}
     assert f"with 20 masks better on {said['better']}, level on {said['level']} and worse on {said['worse']}" in own
-    unit, layer = plain["balanced-unit"], brief.against(RESULTS, "balanced-unit", "deterministic")
+    unit, layer = plain["balanced-unit"], docs_tables.against(RESULTS, "balanced-unit", "deterministic")
     per_unit = f"better than the grid on {WORDS[unit['better']]}, level on {WORDS[unit['level']]} and worse on"
     assert f"{per_unit} {WORDS[unit['worse']]} of {WORDS[sum(unit.values())]} tasks" in own
     assert f"better than per layer on {WORDS[layer['worse']]}, level on {WORDS[layer['level']]} and worse on" in own
     for rival, name in (("concrete", "Concrete"), ("gaussian", "Gaussian")):
-        found = {verdict: WORDS[count] for verdict, count in brief.against(RESULTS, rival, "deterministic").items()}
+        found = {
+            verdict: WORDS[count] for verdict, count in docs_tables.against(RESULTS, rival, "deterministic").items()
+        }
         assert f"better than {name} on {found['better']} and worse on {found['worse']}" in own

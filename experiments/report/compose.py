@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.page import Chapter, document, write_files
-from experiments.report.runs import files as json_files
+from experiments.report.records import files as json_files
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import read_json
 

@@ -1,19 +1,86 @@
-"""The JSON of a demo, read and checked: what is none ends in one line that names the file."""
+"""The demo, declared in one place: its contestants on digits and in the shop, and what its JSON holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from experiments.demo.chapter_figures import FAMILY, LAYERS
-from experiments.report.runs import check, load
+from experiments.report.records import check, load
 from experiments.report.schema import Wrong, fields, listed, mapped, maybe, number, pairs, text, truth, whole
 
-__all__ = ["read"]
+__all__ = [
+    "COLOURS",
+    "CONTESTANTS",
+    "LAYERS",
+    "LEARNED",
+    "ORACLE",
+    "SHOP_CONTESTANTS",
+    "Contestant",
+    "ShopContestant",
+    "read",
+]
+
+COLOURS = {"none": "other", "fixed": "mc", "per layer": "lbd", "per unit": "lbd"}
+"""Of each kind of contestant, a family of :data:`experiments.report.style.FAMILIES`."""
+LAYERS = {"drop1": "first hidden layer", "drop2": "second hidden layer"}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to choose the rates; ``rate`` is the fixed one, 0 for no dropout and ``None`` for learned rates."""
+
+    name: str
+    kind: Literal["none", "fixed", "per layer", "per unit"]
+    rate: float | None = None
+    dash: str = ""
+
+    @property
+    def learned(self) -> bool:
+        return self.rate is None
+
+
+CONTESTANTS = {
+    each.name: each
+    for each in (
+        Contestant("no dropout", "none", 0.0),
+        Contestant("fixed 0.2", "fixed", 0.2, dash="7 3"),
+        Contestant("fixed 0.5", "fixed", 0.5),
+        Contestant("learned per layer", "per layer", dash="7 3"),
+        Contestant("learned per unit", "per unit"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ShopContestant:
+    """A recommender of the shop."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of :class:`lbdrop.recommend.Recommender`."""
+    colour: str = "other"
+
+
+LEARNED, ORACLE = "learned dropout", "oracle"
+SHOP_CONTESTANTS = {
+    each.name: each
+    for each in (
+        ShopContestant("popularity", {"method": "popularity"}),
+        ShopContestant("EASE", {"method": "ease"}),
+        ShopContestant("no dropout", {"dropout": "none"}),
+        ShopContestant("fixed dropout 0.5", {"dropout": "fixed"}, "mc"),
+        ShopContestant(
+            LEARNED, {"method": "sivae-lbd"}, "lbd"
+        ),  # a rate for every item, to be drawn; the default learns one
+    )
+}
+
+# --------------------------------------------------------------------------------------------------------------- record
 
 
 def _kind(name: str, value: Any) -> None:
-    if not isinstance(value, str) or value not in FAMILY:
-        raise Wrong(name, f"one of {', '.join(FAMILY)}", value)
+    if not isinstance(value, str) or value not in COLOURS:
+        raise Wrong(name, f"one of {', '.join(COLOURS)}", value)
 
 
 def _point(name: str, value: Any) -> None:
@@ -67,7 +134,7 @@ _SHOP = fields(
         "rates": listed(fields({"rate": number, "likes": whole}), least=1), "examples": listed(_CUSTOMER),
     }
 )  # fmt: skip
-RESULT = fields(
+_RESULT = fields(
     {
         "settings": fields(dict.fromkeys(("hidden", "epochs", "masks"), whole) | {"start_rate": number}),
         "data": fields({"name": text} | dict.fromkeys(("train", "validation", "test"), whole)),
@@ -86,6 +153,6 @@ def read(files: Sequence[Path]) -> list[dict[str, Any]]:
     results = []
     for path in files:
         result = load(path)
-        check(path, result, "demo", RESULT, "demo")
+        check(path, result, "demo", _RESULT, "demo")
         results.append(result)
     return results

@@ -1,137 +1,23 @@
 """Many CIFAR-10 runs in one summary: means and standard errors over seeds, paired differences, and what they say.
 
-    mean ± s.e.    x̄ ± s/√n over the n seeds of a method
-    difference     the same over dᵢ = aᵢ − bᵢ of the seeds two methods share; from three on with d̄ ± t₀.₉₇₅(n−1) · s.e.
-
 Fixed rates (method ``mc``) form a grid: the rate is chosen on mean validation NLL, never on the test set. So is, of a method
 that was run from several starts or at several speeds of its rates, the one that stands for it.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from experiments.cifar10.record import FIXED_RATE, MEASURES, METHODS, METRICS, starting_rate
+from experiments.cifar10.record import key as key_of
 from experiments.report.page import plus_minus
-from experiments.report.runs import METRICS, Json
-from experiments.report.runs import key as key_of
+from experiments.report.records import Json
+from experiments.report.statistics import judged, paired, stat
 from lbdrop.errors import DropoutError
 
-__all__ = [
-    "FIXED", "MEASURES", "METHODS", "PAPER", "Measure", "difference", "judged", "paired", "show", "starting_rate", "stat",
-    "summarise", "t_95", "verdict",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How a number is named, printed and compared."""
-
-    label: str
-    larger_is_better: bool
-    scale: int = 1
-    digits: int = 4
-
-
-MEASURES = {
-    "accuracy": Measure("accuracy, %", True, 100, 2),
-    "nll": Measure("NLL", False),
-    "brier": Measure("Brier", False),
-    "ece": Measure("ECE", False),
-    "aurc": Measure("AURC", False),
-    "auroc_misclassification": Measure("AUROC of errors", True),
-    "pavpu_mean_entropy": Measure("PAvPU at mean entropy, %", True, 100, 2),
-    "pavpu_sweep": Measure("PAvPU over thresholds, %", True, 100, 2),
-    "ood_entropy": Measure("OOD AUROC by entropy", True),
-    "ood_mutual_information": Measure("OOD AUROC by mutual information", True),
-    "seconds_per_epoch": Measure("s per epoch", False, 1, 2),
-}
-FIXED = ("mc", "mc-masks", "regular")
-"""Methods whose rate stays."""
-METHODS = (
-    "lbd-unit", "lbd-layer", "lbd-model", "lbd-tuned-layer", "lbd-tuned-model", "concrete", "gaussian", "mc", "mc-masks",
-    "regular",
-)  # fmt: skip
-
-# Test accuracy and mean PAvPU in per cent, as printed; PAvPU is not given for one shared rate.
-PAPER: dict[str, tuple[str, float, float | None]] = {
-    "lbd-unit": ("LBD", 93.47, 64.52),
-    "lbd-model": ("one shared rate", 92.11, None),
-    "concrete": ("Concrete", 92.72, 59.97),
-    "gaussian": ("Gaussian", 91.16, 52.71),
-    "mc": ("MC", 91.57, 52.08),
-    "regular": ("regular", 91.61, 56.81),
-}
-
-# ------------------------------------------------------------------------------------------------------------- numbers
-
-
-def stat(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Mean, standard error and count of what is there.
-
-    >>> stat([1.0, 3.0, None]), stat([None])
-    ({'mean': 2.0, 'se': 1.0, 'n': 2}, None)
-    """
-    there = np.array([value for value in values if value is not None], dtype=float)
-    if not len(there):
-        return None
-    error = float(there.std(ddof=1)) / math.sqrt(len(there)) if len(there) > 1 else None
-    return {"mean": float(there.mean()), "se": error, "n": len(there)}
-
-
-def t_95(freedom: int) -> float:
-    """The 97.5 % point of Student's t: with t = √ν tan θ the density of θ is proportional to cos^(ν−1) θ.
-
-    >>> round(t_95(2), 3), round(t_95(30), 3)
-    (4.303, 2.042)
-    """
-    angle = np.linspace(0, np.pi / 2, 100_001)
-    middle = np.cos((angle[1:] + angle[:-1]) / 2) ** (freedom - 1)
-    share = np.concatenate([[0.0], middle.cumsum() / middle.sum()])
-    return math.sqrt(freedom) * math.tan(float(np.interp(0.95, share, angle)))
-
-
-def difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] | None:
-    """Every measure of ``ours`` minus that of ``theirs``, paired by seed; ``None`` where no seed is shared."""
-    a, b = ({run["seed"]: _measures(run) for run in runs} for runs in (ours, theirs))
-    seeds = sorted(a.keys() & b.keys())
-    found = {}
-    for name in MEASURES:
-        if (d := paired((a[seed][name], b[seed][name]) for seed in seeds)) is not None:
-            found[name] = d
-    return {"seeds": seeds, "measures": found} if seeds else None
-
-
-def paired(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, Any] | None:
-    """Mean, standard error and, from three pairs on, 95 % t interval of the first minus the second.
-
-    >>> paired([(1.0, 0.0), (3.0, 0.0)])
-    {'mean': 2.0, 'se': 1.0, 'n': 2, 'interval': None}
-    """
-    if (d := stat(x - y for x, y in pairs if x is not None and y is not None)) is None:
-        return None
-    half = t_95(d["n"] - 1) * d["se"] if d["n"] >= 3 else None
-    return d | {"interval": None if half is None else [d["mean"] - half, d["mean"] + half]}
-
-
-def _measures(run: Json) -> dict[str, float | None]:
-    ood, epochs = run.get("ood") or {}, run["seconds"]["per_epoch"]
-    return {name: run["test"].get(name) for name in METRICS} | {
-        "ood_entropy": ood.get("entropy"),
-        "ood_mutual_information": ood.get("mutual_information"),
-        "seconds_per_epoch": sum(epochs) / len(epochs) if epochs else None,
-    }
-
-
-def show(value: Json | None, name: str, runs: int | None = None) -> str:
-    """One measure as it is printed; where some runs lack it, of how many it is the mean."""
-    if value is None:
-        return "–"
-    short = "" if runs in (None, value["n"]) else f" ({value['n']} of {runs})"
-    return plus_minus(value, MEASURES[name].digits, MEASURES[name].scale) + short
-
+__all__ = ["difference", "show", "summarise", "verdict"]
 
 # ------------------------------------------------------------------------------------------------------------- summary
 
@@ -162,7 +48,7 @@ def summarise(runs: Sequence[Json]) -> dict[str, Any]:
         "protocol": sorted({run["protocol"] for run in runs}), "seeds": sorted({run["seed"] for run in runs}),
         "chosen": chosen, "shown": beside, "leading": _leading([rows[key] for key in beside]), "rows": rows,
         "differences": differences,
-        "paper": {key: dict(zip(("label", "accuracy", "pavpu"), line, strict=True)) for key, line in PAPER.items()},
+        "paper": {name: asdict(method.paper) for name, method in METHODS.items() if method.paper},
         "caveats": _caveats(groups),
         "runs": [{n: run[n] for n in ("file", "method", "seed", "settings", "provenance")} for run in ranked],
     }  # fmt: skip
@@ -203,13 +89,8 @@ def _row(key: str, runs: Sequence[Json]) -> dict[str, Any]:
         "corruptions": _corruptions([run["corruptions"] for run in runs if run.get("corruptions")]),
         "ood": first.get("ood") and {name: first["ood"].get(name) for name in ("set", "count")},
         "certainty": {"seed": first["seed"], **first["certainty"]},
-        "rates_over_training": _over_training(runs) if first["method"] not in FIXED else {},
+        "rates_over_training": _over_training(runs) if first["method"] not in FIXED_RATE else {},
     }  # fmt: skip
-
-
-def starting_rate(run: Json) -> float | None:
-    """The rate that learning begins at; self-tuned rates find theirs."""
-    return run["settings"].get("rate") if run["method"] not in FIXED and "tuned" not in run["method"] else None
 
 
 def _over_training(runs: Sequence[Json]) -> dict[str, list[list[float]]]:
@@ -286,16 +167,6 @@ def verdict(value: Json, name: str) -> str:
     return judged(value, MEASURES[name].larger_is_better)
 
 
-def judged(value: Json, larger_is_better: bool = True) -> str:
-    """The same for any difference."""
-    if value["interval"] is None:
-        return "too few seeds"
-    low, high = value["interval"]
-    if low <= 0 <= high:
-        return "level"
-    return "better" if (low > 0) == larger_is_better else "worse"
-
-
 def _findings(summary: Json) -> list[str]:
     rows = [summary["rows"][key] for key in summary["leading"]]
     places = [sentence for name in RANKED if (sentence := _place(rows, name))]
@@ -338,9 +209,10 @@ def _against_chosen(d: Json, labels: Mapping[str, str]) -> str:
 
 def _beside_paper(d: Json, labels: Mapping[str, str]) -> str:
     rival = "mc" if d["against"] == "mc@0.5" else d["against"]
-    if d["method"] != "lbd-unit" or rival not in PAPER:
+    ours, theirs = (METHODS[name].paper if name in METHODS else None for name in ("lbd-unit", rival))
+    if d["method"] != "lbd-unit" or ours is None or theirs is None:
         return ""
-    printed, value = PAPER["lbd-unit"][1] - PAPER[rival][1], d["measures"]["accuracy"]
+    printed, value = ours.accuracy - theirs.accuracy, d["measures"]["accuracy"]
     said = verdict(value, "accuracy").replace("level", "not told apart")
     return (
         f"Accuracy of “{labels['lbd-unit']}” minus that of “{labels[d['against']]}”: {printed:+.2f} points in the paper,"
@@ -365,3 +237,34 @@ def _caveats(groups: Mapping[str, Sequence[Json]]) -> list[str]:
         found.append(f"Runs follow {len(protocols)} protocols, listed below: their numbers are not of one experiment.")
     commits = sorted({str(run["provenance"].get("commit", "unknown")) for runs in groups.values() for run in runs})
     return found + ([f"Runs come from {len(commits)} commits: {', '.join(commits)}."] if len(commits) > 1 else [])
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def difference(ours: Sequence[Json], theirs: Sequence[Json]) -> dict[str, Any] | None:
+    """Every measure of ``ours`` minus that of ``theirs``, paired by seed; ``None`` where no seed is shared."""
+    a, b = ({run["seed"]: _measures(run) for run in runs} for runs in (ours, theirs))
+    seeds = sorted(a.keys() & b.keys())
+    found = {}
+    for name in MEASURES:
+        if (d := paired((a[seed][name], b[seed][name]) for seed in seeds)) is not None:
+            found[name] = d
+    return {"seeds": seeds, "measures": found} if seeds else None
+
+
+def _measures(run: Json) -> dict[str, float | None]:
+    ood, epochs = run.get("ood") or {}, run["seconds"]["per_epoch"]
+    return {name: run["test"].get(name) for name in METRICS} | {
+        "ood_entropy": ood.get("entropy"),
+        "ood_mutual_information": ood.get("mutual_information"),
+        "seconds_per_epoch": sum(epochs) / len(epochs) if epochs else None,
+    }
+
+
+def show(value: Json | None, name: str, runs: int | None = None) -> str:
+    """One measure as it is printed; where some runs lack it, of how many it is the mean."""
+    if value is None:
+        return "–"
+    short = "" if runs in (None, value["n"]) else f" ({value['n']} of {runs})"
+    return plus_minus(value, MEASURES[name].digits, MEASURES[name].scale) + short

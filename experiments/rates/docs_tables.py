@@ -1,4 +1,4 @@
-"""The verdicts in a few columns, for the pages that show them: ``python -m experiments.rates.brief`` writes them there.
+"""The verdicts in a few columns, for the pages that show them: ``python -m experiments.rates.docs_tables`` writes them there.
 
 A table stands between two comments in a page, so that prose around it stays and numbers cannot go stale (a test compares).
 """
