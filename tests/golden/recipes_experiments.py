@@ -54,13 +54,14 @@ def toy() -> Numbers:
 
 def demo() -> Numbers:
     from experiments.demo import run
+    from experiments.demo.record import CONTESTANTS
 
     settings = replace(
         run.Settings.quick(), seeds=1, epochs=2, hidden=8, train=60, validation=40, strengths=(0.1,), masks=3
     )
     data = run.load(settings)
     found: Numbers = {}
-    for contestant in run.CONTESTANTS:
+    for contestant in CONTESTANTS.values():
         network = run.train(contestant, 0.1, 0, data.train, settings)
         p = run.predictive(network, contestant, data.test.x[:200], settings, seed=0)
         found |= numbers(run.measure(p.mean, data.test.y[:200]), contestant.name)
@@ -174,7 +175,8 @@ def camvid() -> Numbers:
 
 def collaborative() -> Numbers:
     from experiments.collaborative import recipes
-    from lbdrop.recommend.prepared import load_prepared, prepare
+    from experiments.collaborative.data.prepare import prepare
+    from lbdrop.recommend.prepared import load_prepared
 
     found: Numbers = {}
     with tempfile.TemporaryDirectory() as folder:
