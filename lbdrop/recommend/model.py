@@ -35,7 +35,7 @@ from lbdrop.recommend.ray_engine import engine_named
 from lbdrop.recommend.rows import Rows
 from lbdrop.recommend.scoring import Best, Scoring, best_items, popularity, scoring, users_at_once, with_fallback
 from lbdrop.recommend.settings import Settings
-from lbdrop.recommend.similarity import likeness
+from lbdrop.recommend.similarity import similarity
 from lbdrop.recommend.splits import HeldOut
 from lbdrop.recommend.tables import as_list, library_of, ranked, table
 from lbdrop.recommend.vae import VAE
@@ -234,7 +234,7 @@ class Recommender:
         """
         known, ids = self.known(), as_list(items, "items")
         numbers = torch.from_numpy(known.item_numbers(ids))
-        scores = likeness(self.model_, numbers).float().cpu()
+        scores = similarity(self.model_, numbers).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), numbers), k)
         found = ranked(Best(best, scores.gather(1, best.clamp(min=0)), None), ids, self.items_, spread=False)
         names = {"user_id": "item_id", "item_id": "similar_item_id"}

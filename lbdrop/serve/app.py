@@ -1,14 +1,14 @@
 """The service: HTTP over a fitted recommender, described by OpenAPI, with a page for people.
 
-    GET  /            a page: type titles you like, see what is recommended, how sure that is, and why
-    POST /recommend   to users by id, or to histories of people the model never saw
-    POST /explain     which items of a history speak for an item
-    POST /similar     the items most like an item
+    GET  /            a page: type titles you like, see recommendations, their uncertainty and the reasons
+    POST /recommend   for users by id, or for histories of people the model never saw
+    POST /explain     which items of a history support an item
+    POST /similar     the items most similar to an item
     GET  /items       items by words of their title
     GET  /model       method, sizes, versions, limits
     GET  /health      the process answers; /ready: and so does the model
 
-Whatever is computed is computed by one thread, for many requests at once (:mod:`lbdrop.serve.batching`).
+One thread does all the computing, for several requests at once (:mod:`lbdrop.serve.batching`).
 """
 
 import asyncio
@@ -26,37 +26,38 @@ from starlette.responses import Response
 
 from lbdrop.recommend.model import Recommender
 from lbdrop.serve import schemas
-from lbdrop.serve.batching import Batcher, Full
-from lbdrop.serve.desk import Desk
-from lbdrop.serve.engine import Answer, Engine, Question, Similar
-from lbdrop.serve.forward import NOTHING
-from lbdrop.serve.refusals import BodyGuard, HostGuard, Refused, handle_refusals
+from lbdrop.serve.batch_scoring import EMPTY_HISTORY
+from lbdrop.serve.batching import Batcher, QueueFull
+from lbdrop.serve.errors import ApiError, add_error_handlers
+from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
+from lbdrop.serve.middleware import BodyLimit, HostCheck
+from lbdrop.serve.translation import Translator
 
 __all__ = ["Limits", "create_app"]
 
-HEADERS = {
+PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-PAGE = {
+PAGE_FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.Failure, "description": what}
-    for status, what in {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.Failure, "description": description}
+    for status, description in {
         400: "The body is not JSON.",
-        404: "An id that the model does not know.",
-        408: "The body took too long to come.",
+        404: "The model does not know an id.",
+        408: "The body arrived too slowly.",
         413: "The body is too large.",
-        415: "The body is not called JSON.",
-        421: "Asked under a name that is not the service's.",
-        422: "JSON of another shape than this one.",
-        503: "Too many are waiting; Retry-After says for how long.",
+        415: "The Content-Type is not JSON.",
+        421: "The Host header is not a name of this service.",
+        422: "The JSON does not match the schema.",
+        503: "Too many requests are waiting; Retry-After says when to try again.",
     }.items()
 }
 
@@ -68,12 +69,12 @@ class Limits:
     rows: int = 64
     """Histories in one forward pass."""
     wait: float = 0.002
-    """Seconds a request waits for others to share its pass, at most."""
+    """Longest time in seconds that a request waits for others to share its pass."""
     waiting: int = 256
-    """Requests that may wait; one more is told to come back."""
+    """Requests that may wait; the next one gets a 503."""
     seconds: float = 30.0
-    """Until an answer, or until a body has come; then the request is given up."""
-    body: int = schemas.BODY
+    """Longest time in seconds until an answer, or until a whole body has arrived."""
+    body: int = schemas.MAX_BODY_BYTES
     """Bytes of a request."""
 
 
@@ -87,104 +88,108 @@ def create_app(
 
     Args:
         recommender: fitted or loaded.
-        titles: by the text of an item's id; items without one go by their ids.
+        titles: by the text of an item's id; items without a title are shown by their ids.
         limits: how much to take on at a time.
-        hosts: names to be asked under (the ``Host`` of a request); any if ``None``.
+        hosts: accepted names in the ``Host`` header; any if ``None``.
     """
     limits = limits or Limits()
-    engine = Engine(recommender)
-    desk = Desk(recommender, engine, titles)
-    batcher: Batcher[Question | Similar, Answer] = Batcher(
-        engine, rows=limits.rows, wait=limits.wait, waiting=limits.waiting
+    engine = InferenceEngine(recommender)
+    translator = Translator(recommender, engine, titles)
+    batcher: Batcher[HistoryQuery | SimilarQuery, Result] = Batcher(
+        engine, max_rows=limits.rows, max_wait=limits.wait, max_pending=limits.waiting
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        await batcher.ask([Question(NOTHING)])  # the first pass loads kernels: not on a user's time
+        await batcher.submit(
+            [HistoryQuery(EMPTY_HISTORY)]
+        )  # the first pass loads kernels: no user should wait for that
         try:
             yield
         finally:
             await asyncio.to_thread(batcher.stop)
 
-    async def answers(questions: Sequence[Question | Similar]) -> Sequence[Answer]:
+    async def results(queries: Sequence[HistoryQuery | SimilarQuery]) -> Sequence[Result]:
         try:
             async with asyncio.timeout(limits.seconds):
-                return await batcher.ask(questions)
-        except (Full, TimeoutError) as error:
-            what = f"{limits.waiting} are waiting" if isinstance(error, Full) else f"{limits.seconds:g} s have passed"
-            raise Refused(
-                503, f"want fewer requests at a time: {what}; come back later", {"Retry-After": "1"}
+                return await batcher.submit(queries)
+        except (QueueFull, TimeoutError) as error:
+            reason = (
+                f"{limits.waiting} are waiting" if isinstance(error, QueueFull) else f"{limits.seconds:g} s have passed"
+            )
+            raise ApiError(
+                503, f"want fewer requests at a time: {reason}; come back later", {"Retry-After": "1"}
             ) from error
 
     app = FastAPI(
         title="lbdrop recommend",
         description="Recommendations with their uncertainty, by a fitted recommender.",
-        version=desk.facts()["versions"]["lbdrop"],
+        version=translator.model_facts()["versions"]["lbdrop"],
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.batcher = batcher
-    app.add_middleware(BodyGuard, most=limits.body, seconds=limits.seconds)
+    app.add_middleware(BodyLimit, max_bytes=limits.body, max_seconds=limits.seconds)
     if hosts is not None:
-        app.add_middleware(HostGuard, names=hosts)  # the last one added is the first to look
+        app.add_middleware(HostCheck, names=hosts)  # added last, so it runs first
     _add_page(app)
 
-    @app.post("/recommend", response_model=schemas.Recommended, responses=FAILURES)
-    async def recommend(asked: schemas.Recommend) -> Response:
+    @app.post("/recommend", response_model=schemas.Recommended, responses=ERROR_RESPONSES)
+    async def recommend(request: schemas.Recommend) -> Response:
         """The best items of users of the fitted data, by id, or of people it never saw, by their history."""
-        people = desk.people(asked)
-        found = await answers(desk.questions(asked, people))
-        return _json(desk.recommended(people, found, asked.reasons))
+        histories = translator.histories(request)
+        found = await results(translator.recommend_queries(request, histories))
+        return _json(translator.recommend_response(histories, found, request.reasons))
 
-    @app.post("/explain", response_model=schemas.Explanation, responses=FAILURES)
-    async def explain(asked: schemas.Explain) -> Response:
-        """How much each item of a history speaks for some items: what their score loses without it."""
-        person = desk.person(asked)
-        (found,) = await answers([desk.about(asked, person)])
-        return _json(desk.explained(person, found))
+    @app.post("/explain", response_model=schemas.Explanation, responses=ERROR_RESPONSES)
+    async def explain(request: schemas.Explain) -> Response:
+        """How much each item of a history supports some items: how far their score falls without it."""
+        history = translator.history_to_explain(request)
+        (found,) = await results([translator.explain_query(request, history)])
+        return _json(translator.explain_response(history, found))
 
-    @app.post("/similar", response_model=schemas.Alike, responses=FAILURES)
-    async def similar(asked: schemas.SimilarTo) -> Response:
-        """The items most like each of these."""
-        alike = desk.alike(asked)
-        return _json(desk.found_alike(alike, await answers(alike)))
+    @app.post("/similar", response_model=schemas.Alike, responses=ERROR_RESPONSES)
+    async def similar(request: schemas.SimilarTo) -> Response:
+        """The items most similar to each of these."""
+        queries = translator.similar_queries(request)
+        return _json(translator.similar_response(queries, await results(queries)))
 
-    @app.get("/items", response_model=schemas.Items, responses={422: FAILURES[422]})
+    @app.get("/items", response_model=schemas.Items, responses={422: ERROR_RESPONSES[422]})
     async def items(
-        query: Annotated[str, Query(max_length=schemas.TITLE)] = "",
-        limit: Annotated[int, Query(ge=1, le=schemas.NAMED)] = 10,
+        query: Annotated[str, Query(max_length=schemas.MAX_SEARCH_LENGTH)] = "",
+        limit: Annotated[int, Query(ge=1, le=schemas.MAX_ITEMS)] = 10,
     ) -> Response:
-        """Items whose title has all the words of the query; the most liked ones without it."""
-        return _json(desk.search(query, limit))
+        """Items whose title has all the words of the query; the most liked ones without a query."""
+        return _json(translator.search_response(query, limit))
 
     @app.get("/model", response_model=schemas.ModelFacts)
     async def model() -> Response:
-        """What runs here."""
-        return _json(desk.facts())
+        """Method, sizes, versions and limits."""
+        return _json(translator.model_facts())
 
     @app.get("/health", response_model=schemas.Health)
     async def health() -> Response:
         """The process answers."""
         return _json({"status": "ok"})
 
-    @app.get("/ready", response_model=schemas.Health, responses={503: FAILURES[503]})
+    @app.get("/ready", response_model=schemas.Health, responses={503: ERROR_RESPONSES[503]})
     async def ready() -> Response:
         """The model answers."""
         if not batcher.running:
-            raise Refused(503, "ready: want a running model, got none; come back later", {"Retry-After": "1"})
+            raise ApiError(503, "ready: want a running model, got none; come back later", {"Retry-After": "1"})
         return _json({"status": "ok"})
 
-    handle_refusals(app)
+    add_error_handlers(app)
     return app
 
 
 def _add_page(app: FastAPI) -> None:
-    for path, (name, kind) in PAGE.items():
+    for path, (name, media_type) in PAGE_FILES.items():
         response = partial(
-            Response, files("lbdrop.serve").joinpath(name).read_bytes(), media_type=kind, headers=HEADERS
+            Response, files("lbdrop.serve").joinpath(name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS
         )
 
         async def page(_: Request, response: Callable[[], Response] = response) -> Response:

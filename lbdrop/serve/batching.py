@@ -1,8 +1,8 @@
-"""Requests that wait for one another for a moment and are answered together, by the one thread that computes.
+"""Requests that arrive close together are answered in one batch, by the one thread that computes.
 
-The thread takes what is there. Where several came together last time it waits for as many again, a few milliseconds at most:
-clients that were answered together ask together. Who asks alone never waits. The queue is bounded, and who finds it full is
-told to come back; what was taken in is answered, also when the service is stopped.
+The thread takes what is in the queue. If the last batch had several requests, it waits a few milliseconds for as many again,
+because clients that were answered together tend to ask together. A single client never waits. The queue is bounded: a request
+that finds it full is rejected. Every accepted request is answered, also when the service stops.
 """
 
 import asyncio
@@ -12,55 +12,53 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Batcher", "Full"]
+__all__ = ["Batcher", "QueueFull"]
 
 
-class Weighed(Protocol):
+class HasRows(Protocol):
     """Anything that says how much work it is."""
 
     @property
     def rows(self) -> int: ...
 
 
-Question = TypeVar("Question", bound=Weighed)
-Answer = TypeVar("Answer")
+Query = TypeVar("Query", bound=HasRows)
+Result = TypeVar("Result")
 
 
-class Full(Exception):
-    """As many requests are waiting as may."""
+class QueueFull(Exception):
+    """The largest allowed number of requests is waiting."""
 
 
 class _Job(NamedTuple):
-    questions: Sequence
+    queries: Sequence
     rows: int
     future: asyncio.Future
     loop: asyncio.AbstractEventLoop
 
 
-class Batcher(Generic[Question, Answer]):
-    """Asked from coroutines, answers from a thread of its own.
+class Batcher(Generic[Query, Result]):
+    """Takes queries from coroutines and computes their results in a thread of its own.
 
     Args:
-        answer: from the questions of many requests to their answers, in order.
-        rows: work in one batch; a request that is more by itself is a batch of its own.
-        wait: seconds that the first of a batch waits for others at most.
-        waiting: requests taken in at most, those being answered counted.
+        compute: from the queries of many requests to their results, in order.
+        max_rows: work in one batch; a request with more rows than that is a batch of its own.
+        max_wait: longest time in seconds that the first request of a batch waits for others.
+        max_pending: requests accepted at a time, including those being computed.
     """
 
     def __init__(
         self,
-        answer: Callable[[Sequence[Question]], Sequence[Answer]],
+        compute: Callable[[Sequence[Query]], Sequence[Result]],
         *,
-        rows: int = 64,
-        wait: float = 0.002,
-        waiting: int = 256,
+        max_rows: int = 64,
+        max_wait: float = 0.002,
+        max_pending: int = 256,
     ):
-        self.answer, self.rows, self.wait, self.waiting = answer, rows, wait, waiting
+        self.compute, self.max_rows, self.max_wait, self.max_pending = compute, max_rows, max_wait, max_pending
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self.open = 0
-        """Requests taken in and not answered yet; only the event loop counts them."""
-        self.batches = 0
-        """Batches answered so far."""
+        self.pending = 0
+        """Requests accepted and not answered yet; only the event loop counts them."""
         self.thread: threading.Thread | None = None
 
     @property
@@ -68,49 +66,49 @@ class Batcher(Generic[Question, Answer]):
         return self.thread is not None and self.thread.is_alive()
 
     def start(self) -> None:
-        self.thread = threading.Thread(target=self._work, name="lbdrop-forward", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="lbdrop-inference", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
-        """Answer what was taken in, then end the thread."""
+        """Answer the accepted requests, then end the thread."""
         if self.thread is not None:
             self.queue.put(None)
             self.thread.join()
             self.thread = None
 
-    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        """The answers to one request's questions; :class:`Full` at once where too many are waiting."""
-        if self.open >= self.waiting:
-            raise Full
+    async def submit(self, queries: Sequence[Query]) -> Sequence[Result]:
+        """The results of one request's queries; raises :class:`QueueFull` at once if too many are waiting."""
+        if self.pending >= self.max_pending:
+            raise QueueFull
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self.open += 1
+        self.pending += 1
         try:
-            self.queue.put(_Job(questions, sum(each.rows for each in questions), future, loop))
+            self.queue.put(_Job(queries, sum(query.rows for query in queries), future, loop))
             return await future
         finally:
-            self.open -= 1
+            self.pending -= 1
 
     # --------------------------------------------------------------------------------------------------- in the thread
 
-    def _work(self) -> None:
-        before, stopping = 1, False
+    def _run(self) -> None:
+        last_size, stopping = 1, False
         while not stopping:
             first = self.queue.get()
             if first is None:
                 return
-            jobs, stopping = self._collect(first, before)
-            before = len(jobs)
-            # Who gave up waiting is not worth the work.
+            jobs, stopping = self._collect(first, last_size)
+            last_size = len(jobs)
             if jobs := [job for job in jobs if not job.future.cancelled()]:
-                self._run(jobs)
+                self._compute(jobs)
 
-    def _collect(self, first: _Job, before: int) -> tuple[list[_Job], bool]:
-        jobs, rows, until = [first], first.rows, time.monotonic() + self.wait
-        while rows < self.rows:
-            patience = until - time.monotonic() if len(jobs) < before else 0.0
+    def _collect(self, first: _Job, last_size: int) -> tuple[list[_Job], bool]:
+        """The jobs of one batch, and whether the thread shall stop after it."""
+        jobs, rows, deadline = [first], first.rows, time.monotonic() + self.max_wait
+        while rows < self.max_rows:
+            timeout = deadline - time.monotonic() if len(jobs) < last_size else 0.0
             try:
-                job = self.queue.get(timeout=max(patience, 0.0))
+                job = self.queue.get(timeout=max(timeout, 0.0))
             except Empty:
                 break
             if job is None:
@@ -119,26 +117,25 @@ class Batcher(Generic[Question, Answer]):
             rows += job.rows
         return jobs, False
 
-    def _run(self, jobs: list[_Job]) -> None:
-        answers, error = [], None
+    def _compute(self, jobs: list[_Job]) -> None:
+        results, error = [], None
         try:
-            answers = self.answer([question for job in jobs for question in job.questions])
-        except Exception as raised:  # told to those who asked; the thread goes on
+            results = self.compute([query for job in jobs for query in job.queries])
+        except Exception as raised:  # it goes to the callers; the thread continues
             error = raised
-        self.batches += 1
-        done, results = 0, []
+        start, outcomes = 0, []
         for job in jobs:
-            results.append((job.future, answers[done : done + len(job.questions)]))
-            done += len(job.questions)
-        # Once for the whole batch: waking the event loop takes longer than an answer.
-        jobs[0].loop.call_soon_threadsafe(_deliver, results, error)
+            outcomes.append((job.future, results[start : start + len(job.queries)]))
+            start += len(job.queries)
+        # Once for the whole batch: waking the event loop takes longer than a result.
+        jobs[0].loop.call_soon_threadsafe(_deliver, outcomes, error)
 
 
-def _deliver(results: list[tuple[asyncio.Future, Sequence]], error: Exception | None) -> None:
-    for future, answers in results:
+def _deliver(outcomes: list[tuple[asyncio.Future, Sequence]], error: Exception | None) -> None:
+    for future, results in outcomes:
         if future.done():
             continue
         if error is None:
-            future.set_result(answers)
+            future.set_result(results)
         else:
             future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The items of a model as people know them: ids, titles, and a search among titles."""
+"""The ids and titles of a model's items, and a search in the titles."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -9,27 +9,27 @@ import polars as pl
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["Catalogue", "by_text", "in_json", "read_titles"]
+__all__ = ["Catalogue", "index_by_text", "json_ids", "read_titles"]
 
-EXACT = 2**53
-"""From here on JavaScript cannot tell whole numbers apart."""
-KINDS = (".csv", ".parquet")
-
-
-def by_text(ids: Iterable[object]) -> dict[str, int]:
-    """The number of each id, by its text: in JSON as in an address 7 and "7" are the same."""
-    return {str(each): number for number, each in enumerate(ids)}
+MAX_EXACT = 2**53
+"""From here on JavaScript rounds integers."""
+SUFFIXES = (".csv", ".parquet")
 
 
-def in_json(ids: pl.Series) -> list[int | str]:
-    """Ids as JSON holds them; whole numbers of 2⁵³ or more as text, which is understood as well."""
-    return [each if isinstance(each, str) or abs(each) < EXACT else str(each) for each in ids]
+def index_by_text(ids: Iterable[object]) -> dict[str, int]:
+    """The index of each id, by the id's text: in JSON, as in a URL, 7 and "7" are the same."""
+    return {str(each): index for index, each in enumerate(ids)}
+
+
+def json_ids(ids: pl.Series) -> list[int | str]:
+    """Ids for JSON; integers of 2⁵³ or more become text, which requests may use as well."""
+    return [each if isinstance(each, str) or abs(each) < MAX_EXACT else str(each) for each in ids]
 
 
 def read_titles(path: Path) -> dict[str, str]:
     """The title of each id, both as text, from a CSV or Parquet file with ``item_id`` and ``title``."""
-    if path.suffix not in KINDS:
-        raise DropoutError(f"{path}: want a file of titles that ends in {' or '.join(KINDS)}, got {path.name}")
+    if path.suffix not in SUFFIXES:
+        raise DropoutError(f"{path}: want a file of titles that ends in {' or '.join(SUFFIXES)}, got {path.name}")
     if not path.is_file():
         raise DropoutError(f"{path}: want a file of titles, got {'a folder' if path.is_dir() else 'nothing there'}")
     try:
@@ -39,50 +39,50 @@ def read_titles(path: Path) -> dict[str, str]:
         raise DropoutError(f"{path}: cannot be read as a table: {reason}") from error
     if missing := {"item_id", "title"} - set(table.columns):
         raise DropoutError(f"{path}: want the columns item_id and title, got {table.columns} without {sorted(missing)}")
-    there = table.select(pl.col("item_id", "title").cast(pl.String)).drop_nulls()
-    return dict(there.iter_rows())
+    rows = table.select(pl.col("item_id", "title").cast(pl.String)).drop_nulls()
+    return dict(rows.iter_rows())
 
 
 class Catalogue:
-    """Items by number.
+    """Items by their index in the model.
 
     Args:
         ids: of each item.
         likes: how many users have it.
-        titles: by the text of an id; an item without one goes by its id.
+        titles: by the text of an id; an item without a title is shown by its id.
     """
 
     def __init__(self, ids: pl.Series, likes: np.ndarray, titles: dict[str, str] | None = None):
-        self.ids, self.numbers = in_json(ids), by_text(ids)
-        self.titles = [(titles or {}).get(text) or text for text in self.numbers]
-        self.titled = sum(text in titles for text in self.numbers) if titles else 0
+        self.ids, self.index = json_ids(ids), index_by_text(ids)
+        self.titles = [(titles or {}).get(text) or text for text in self.index]
+        self.titled_items = sum(text in titles for text in self.index) if titles else 0
         """Items with a title of their own."""
         self.likes = likes.astype(int).tolist()
-        self.plain = [plain(title) for title in self.titles]
-        self.popular = np.argsort(-likes, kind="stable").tolist()
+        self.search_texts = [normalised(title) for title in self.titles]
+        self.by_likes = np.argsort(-likes, kind="stable").tolist()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def search(self, query: str, limit: int) -> Sequence[int]:
-        """Items whose title has every word of the query, titles that begin with it first, then by likes.
+        """Items whose title has every word of the query; titles that begin with the query come first, then by likes.
 
-        Upper case and accents make no difference; an empty query finds the most liked.
+        Case and accents make no difference; an empty query finds the most liked items.
         """
-        text = plain(query)
+        text = normalised(query)
         words = text.split()
-        found = self.popular
+        found = self.by_likes
         for word in words:
-            found = [number for number in found if word in self.plain[number]]
-        # Sorting keeps the order among equals: within a kind of match the most liked stay first.
-        found = sorted(found, key=lambda number: _distance(self.plain[number], text, words)) if words else found
+            found = [index for index in found if word in self.search_texts[index]]
+        # The sort is stable: items of the same distance stay sorted by likes.
+        found = sorted(found, key=lambda index: _distance(self.search_texts[index], text, words)) if words else found
         return found[:limit]
 
 
-def plain(text: str) -> str:
-    """Without case, accents and doubled spaces.
+def normalised(text: str) -> str:
+    """Lower case, without accents and repeated spaces.
 
-    >>> plain("Café  NOIR")
+    >>> normalised("Café  NOIR")
     'cafe noir'
     """
     letters = unicodedata.normalize("NFKD", text.casefold())
@@ -90,7 +90,7 @@ def plain(text: str) -> str:
 
 
 def _distance(title: str, query: str, words: Sequence[str]) -> int:
-    """0 where the title is the query, 1 where it begins with it, 2 where every word begins a word, 3 otherwise."""
+    """0 if the title is the query, 1 if it begins with it, 2 if every query word begins a title word, 3 otherwise."""
     if title.startswith(query):
         return int(title != query)
     spaced = " " + title

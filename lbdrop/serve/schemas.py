@@ -1,33 +1,37 @@
-"""What may be sent and what comes back, as the service's OpenAPI page describes it; fields that nobody knows are refused."""
+"""Requests and responses of the service, as its OpenAPI page describes them; unknown fields are rejected."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 __all__ = [
-    "BODY", "REASONED", "TITLE", "Alike", "Explain", "Explanation", "Failure", "Health", "Items", "ModelFacts", "Recommend",
-    "Recommended", "SimilarTo",
+    "MAX_BODY_BYTES", "MAX_ITEMS", "MAX_REASONED_ITEMS", "MAX_SEARCH_LENGTH", "Alike", "Explain", "Explanation", "Failure",
+    "Health", "Items", "ModelFacts", "Recommend", "Recommended", "SimilarTo",
 ]  # fmt: skip
 
-BODY = 2**20
-"""Bytes of a request at most."""
-USERS, HISTORY, BEST, NAMED, TITLE = 100, 10_000, 1_000, 100, 200
-"""Of one request at most: users; items of a history or to choose from; items in an answer; items asked about; letters."""
-REASONED = 500
-"""Items in histories of one request at most where reasons are asked for: each is one more history to score."""
+MAX_BODY_BYTES = 2**20
+MAX_USERS = 100
+MAX_HISTORY = 10_000
+"""Items of a history, or of items_to_recommend."""
+MAX_K = 1_000
+MAX_ITEMS = 100
+"""Items to explain or to compare, items of a search, and k with reasons."""
+MAX_SEARCH_LENGTH = 200
+MAX_REASONED_ITEMS = 500
+"""Items in all histories of a request with reasons: each is one more history to score."""
 
 Id = Annotated[
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | Annotated[StrictStr, Field(max_length=500)],
-    Field(description="An id as it was in the data: a whole number or text. The text of a number will do."),
+    Field(description="An id as in the data: a whole number or text. The text of a number works too."),
 ]
-K = Annotated[StrictInt, Field(ge=1, le=BEST, description="Items in an answer; fewer where there are no more.")]
+K = Annotated[StrictInt, Field(ge=1, le=MAX_K, description="Items in an answer; fewer if there are no more.")]
 IgnoreUnknown = Annotated[
-    StrictBool, Field(description="Leave out items the model does not know; an error unless told.")
+    StrictBool, Field(description="Leave out items that the model does not know; an error otherwise.")
 ]
 
 
 class Request(BaseModel):
-    """A body in which nothing is left to chance."""
+    """A body without unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,16 +39,17 @@ class Request(BaseModel):
 class Recommend(Request):
     """Whom to recommend to: users of the fitted data, or histories of people it never saw. One of the two."""
 
-    users: Annotated[list[Id], Field(min_length=1, max_length=USERS)] | None = None
+    users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)] | None = None
     histories: Annotated[
-        list[Annotated[list[Id], Field(max_length=HISTORY)]] | None,
-        Field(min_length=1, max_length=USERS, description="The items that each of some people likes."),
+        list[Annotated[list[Id], Field(max_length=MAX_HISTORY)]] | None,
+        Field(min_length=1, max_length=MAX_USERS, description="The items that each of some people likes."),
     ] = None
     k: K = 10
     filter_viewed: Annotated[StrictBool, Field(description="Leave out what the user has.")] = True
-    items_to_recommend: Annotated[list[Id], Field(min_length=1, max_length=HISTORY)] | None = None
+    items_to_recommend: Annotated[list[Id], Field(min_length=1, max_length=MAX_HISTORY)] | None = None
     reasons: Annotated[
-        StrictInt, Field(ge=0, le=20, description="Items of the history to name that speak most for each answer.")
+        StrictInt,
+        Field(ge=0, le=20, description="How many items of the history to name that most support each answer."),
     ] = 0
     ignore_unknown: IgnoreUnknown = False
 
@@ -58,11 +63,11 @@ class Recommend(Request):
 
 
 class Explain(Request):
-    """Which items of a user, or of a history, speak for the items in question."""
+    """Which items of a user, or of a history, support these items."""
 
     user: Id | None = None
-    history: Annotated[list[Id], Field(min_length=1, max_length=REASONED)] | None = None
-    items: Annotated[list[Id], Field(min_length=1, max_length=NAMED, description="The items to explain.")]
+    history: Annotated[list[Id], Field(min_length=1, max_length=MAX_REASONED_ITEMS)] | None = None
+    items: Annotated[list[Id], Field(min_length=1, max_length=MAX_ITEMS, description="The items to explain.")]
     ignore_unknown: IgnoreUnknown = False
 
     @model_validator(mode="after")
@@ -73,7 +78,7 @@ class Explain(Request):
 class SimilarTo(Request):
     """Items to find similar ones to."""
 
-    items: Annotated[list[Id], Field(min_length=1, max_length=NAMED)]
+    items: Annotated[list[Id], Field(min_length=1, max_length=MAX_ITEMS)]
     k: K = 10
 
 
@@ -84,19 +89,17 @@ def one_of(request: Any, *names: str) -> Any:
     return request
 
 
-# ------------------------------------------------------------------------------------------------------------- answers
+# ----------------------------------------------------------------------------------------------------------- responses
 
 
 class Item(BaseModel):
     item_id: int | str
-    title: Annotated[str, Field(description="Its id as text where no title is known.")]
+    title: Annotated[str, Field(description="The id as text where no title is known.")]
 
 
 class Reason(Item):
-    effect: Annotated[
-        float, Field(description="How much the score falls without this item; below 0 it speaks against.")
-    ]
-    share: Annotated[float, Field(description="Its part of the sum of all effects' sizes.")]
+    effect: Annotated[float, Field(description="How much the score falls without this item; negative if it rises.")]
+    share: Annotated[float, Field(description="Its share of the sum of all absolute effects.")]
 
 
 class Like(Item):
@@ -113,7 +116,7 @@ class Best(Found):
         float | None,
         Field(description="Standard deviation of the log probability over masks; null where there are none."),
     ]
-    reasons: Annotated[list[Reason] | None, Field(description="If asked for.")] = None
+    reasons: Annotated[list[Reason] | None, Field(description="Null unless requested.")] = None
 
 
 class Recommended(BaseModel):
@@ -148,7 +151,7 @@ class ModelFacts(BaseModel):
     items: int
     users: Annotated[int | None, Field(description="Known by id; null for a model without histories.")]
     titles: Annotated[int, Field(description="Items with a title of their own.")]
-    samples: Annotated[int, Field(description="Masks that a score is the mean of; from two on there is uncertainty.")]
+    samples: Annotated[int, Field(description="Masks averaged in a score; uncertainty needs two or more.")]
     log_probability: Annotated[bool, Field(description="Whether scores are log probabilities.")]
     similar: Annotated[bool, Field(description="Whether the method can compare items.")]
     versions: dict[str, str]
@@ -160,4 +163,4 @@ class Health(BaseModel):
 
 
 class Failure(BaseModel):
-    error: Annotated[str, Field(description="What was wanted, what came, and what to do next.")]
+    error: Annotated[str, Field(description="What the service wants, what it got, and what to do next.")]

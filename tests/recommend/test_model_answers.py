@@ -137,7 +137,7 @@ def test_nothing_can_be_asked_before_fit() -> None:
 
 
 def test_popularity_knows_no_likeness_and_linear_methods_no_rates(models: dict[str, Recommender]) -> None:
-    with pytest.raises(DropoutError, match="knows items apart"):
+    with pytest.raises(DropoutError, match="can compare items"):
         models["popularity"].similar_items(["a00"])
     with pytest.raises(DropoutError, match="want a method with masks"):
         models["ease"].rates()

@@ -1,4 +1,4 @@
-"""``lbdrop recommend serve`` as people run it: it says where it is, answers, stops cleanly, and fails in one line."""
+"""``lbdrop recommend serve``: it prints its address, answers, stops cleanly, and fails in one line."""
 
 import inspect
 import json
@@ -56,7 +56,8 @@ def until_ready(client: httpx.Client) -> bool:
     return False
 
 
-def test_it_says_where_it_is_answers_and_ends_with_ctrl_c_when_all_is_answered(
+@pytest.mark.process
+def test_serve_prints_its_address_and_answers_open_requests_before_ctrl_c_ends_it(
     running: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, line = running
@@ -85,22 +86,22 @@ def test_it_says_where_it_is_answers_and_ends_with_ctrl_c_when_all_is_answered(
     assert (process.returncode, rest) == (0, "stopped\n")
 
 
-def test_a_port_in_use_is_one_line(model: Path) -> None:
+def test_port_in_use_is_an_error_of_one_line(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         line = refused(model, "--port", taken.getsockname()[1])
     assert line.startswith("cannot listen at 127.0.0.1:")
     assert "choose another --port" in line
 
 
-def test_an_address_that_is_not_here_is_one_line(model: Path) -> None:
+def test_foreign_address_is_an_error_of_one_line(model: Path) -> None:
     assert "cannot listen at 192.0.2.1:" in refused(model, "--host", "192.0.2.1", "--port", "0")
 
 
-def test_no_model_is_one_line(tmp_path: Path) -> None:
+def test_missing_model_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert "want a saved recommender" in refused(tmp_path / "nothing", "--port", "0")
 
 
-def test_a_broken_model_is_one_line(model: Path, tmp_path: Path) -> None:
+def test_broken_model_is_an_error_of_one_line(model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "model"
     broken.mkdir()
     for file in model.iterdir():
@@ -108,16 +109,16 @@ def test_a_broken_model_is_one_line(model: Path, tmp_path: Path) -> None:
     assert str(broken) in refused(broken, "--port", "0")
 
 
-def test_no_titles_are_one_line(model: Path, tmp_path: Path) -> None:
+def test_missing_titles_are_an_error_of_one_line(model: Path, tmp_path: Path) -> None:
     assert "want a file of titles" in refused(model, "--titles", tmp_path / "titles.csv", "--port", "0")
 
 
-def test_where_only_this_machine_can_ask_only_its_names_are_answered() -> None:
+def test_loopback_addresses_accept_only_local_names() -> None:
     assert "localhost" in (names("127.0.0.1", []) or [])
     assert "shop.example" in (names("::1", ["shop.example"]) or [])
     assert names("0.0.0.0", []) is None
     assert names("0.0.0.0", ["shop.example"]) == ["shop.example"]
 
 
-def test_it_listens_to_this_machine_alone_unless_told() -> None:
+def test_default_host_is_loopback() -> None:
     assert inspect.signature(serve).parameters["host"].default == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Over HTTP: the library's answers, and a sentence that says what to send where something else came."""
+"""Over HTTP: the answers of the library, and errors that say what to send."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from lbdrop.recommend import Recommender
 from lbdrop.serve import Limits, create_app, schemas
-from lbdrop.serve.refusals import BodyGuard
+from lbdrop.serve.middleware import BodyLimit
 
 
 def history(model: Recommender, user: int) -> list[str]:
@@ -30,7 +30,7 @@ def ask(client: TestClient, path: str, body: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_known_users_get_what_the_library_recommends(client: TestClient, fitted: Recommender) -> None:
+def test_known_users_get_the_items_of_recommend(client: TestClient, fitted: Recommender) -> None:
     answer = ask(client, "/recommend", {"users": [5, "9"], "k": 4})
     schemas.Recommended.model_validate(answer)
     own = fitted.recommend([5, 9], k=4)
@@ -41,7 +41,7 @@ def test_known_users_get_what_the_library_recommends(client: TestClient, fitted:
     np.testing.assert_allclose([item["uncertainty"] for item in found], own["uncertainty"], atol=2e-5)
 
 
-def test_a_history_is_answered_like_the_user_who_has_it(client: TestClient, fitted: Recommender) -> None:
+def test_history_gets_the_answer_of_the_user_who_has_it(client: TestClient, fitted: Recommender) -> None:
     known = ask(client, "/recommend", {"users": [3], "k": 6, "reasons": 2})["results"][0]
     new = ask(client, "/recommend", {"histories": [history(fitted, 3)], "k": 6, "reasons": 2})["results"][0]
     assert new["items"] == known["items"]
@@ -49,7 +49,7 @@ def test_a_history_is_answered_like_the_user_who_has_it(client: TestClient, fitt
     assert all(len(item["reasons"]) == 2 for item in new["items"])
 
 
-def test_who_likes_nothing_known_gets_what_is_popular_without_uncertainty(
+def test_empty_and_unknown_histories_get_popular_items_without_uncertainty(
     client: TestClient, fitted: Recommender
 ) -> None:
     body = {"histories": [[], ["no such item"]], "k": 3, "ignore_unknown": True}
@@ -61,7 +61,7 @@ def test_who_likes_nothing_known_gets_what_is_popular_without_uncertainty(
     assert sorted(fitted.likes_)[-3:] == sorted(likes[item["item_id"]] for item in nothing["items"])
 
 
-def test_viewed_items_and_the_choice_are_the_callers(client: TestClient, fitted: Recommender) -> None:
+def test_viewed_items_and_items_to_recommend_follow_the_request(client: TestClient, fitted: Recommender) -> None:
     mine = history(fitted, 2)
     body = {"users": [2], "items_to_recommend": mine, "k": 100}
     assert ask(client, "/recommend", body)["results"][0]["items"] == []
@@ -69,7 +69,7 @@ def test_viewed_items_and_the_choice_are_the_callers(client: TestClient, fitted:
     assert {item["item_id"] for item in all_of_mine} == set(mine)
 
 
-def test_explanations_are_the_librarys(client: TestClient, fitted: Recommender) -> None:
+def test_explanations_equal_explain(client: TestClient, fitted: Recommender) -> None:
     target = fitted.recommend([7], k=1)["item_id"][0]
     own = fitted.explain(7, target)
     for who in ({"user": 7}, {"history": history(fitted, 7)}):
@@ -83,7 +83,7 @@ def test_explanations_are_the_librarys(client: TestClient, fitted: Recommender) 
         assert effects == sorted(effects, reverse=True)
 
 
-def test_similar_items_are_the_librarys(client: TestClient, fitted: Recommender) -> None:
+def test_similar_items_equal_similar_items_of_the_library(client: TestClient, fitted: Recommender) -> None:
     item = fitted.items_[11]
     answer = ask(client, "/similar", {"items": [item], "k": 5})
     schemas.Alike.model_validate(answer)
@@ -91,21 +91,21 @@ def test_similar_items_are_the_librarys(client: TestClient, fitted: Recommender)
     assert [each["item_id"] for each in answer["results"][0]["similar"]] == own["similar_item_id"].to_list()
 
 
-def test_items_are_found_by_title(client: TestClient, titles: dict[str, str]) -> None:
+def test_items_are_searched_by_title(client: TestClient, titles: dict[str, str]) -> None:
     answer = client.get("/items", params={"query": "alder", "limit": 3}).json()
     schemas.Items.model_validate(answer)
     assert len(answer["items"]) == 3
     assert all(titles[item["item_id"]] == item["title"] and "Alder" in item["title"] for item in answer["items"])
 
 
-def test_the_model_says_what_it_is(client: TestClient) -> None:
+def test_model_facts_describe_the_model(client: TestClient) -> None:
     facts = client.get("/model").json()
     schemas.ModelFacts.model_validate(facts)
     assert (facts["method"], facts["items"], facts["users"], facts["titles"]) == ("sivae-lbd-dense", 80, 300, 80)
     assert (facts["samples"], facts["log_probability"], facts["similar"]) == (10, True, True)
 
 
-def test_openapi_describes_every_path_with_its_failures_and_loads_no_page_from_elsewhere(client: TestClient) -> None:
+def test_openapi_describes_every_path_and_its_errors(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
     assert set(described) == {"/recommend", "/explain", "/similar", "/items", "/model", "/health", "/ready"}
     assert set(described["/recommend"]["post"]["responses"]) >= {"200", "400", "404", "413", "415", "422", "503"}
@@ -125,7 +125,7 @@ WRONG = [
     ("/recommend", {"users": ["05"]}, 404, 'got "05"'),
     ("/recommend", {"users": [2**70]}, 422, "users[0]: want less than"),
     ("/recommend", {"histories": [["no such item"]]}, 404, 'got "no such item"; find them with /items'),
-    ("/recommend", {"histories": [["x" * 501]]}, 422, "at most 500 letters"),
+    ("/recommend", {"histories": [["x" * 501]]}, 422, "at most 500 characters"),
     ("/recommend", {"histories": [["x"] * 10_001]}, 422, "want at most 10000"),
     ("/recommend", {"users": [1], "k": 0}, 422, "k: want at least 1, got 0"),
     ("/recommend", {"users": [1], "k": 1001}, 422, "k: want at most 1000, got 1001"),
@@ -142,14 +142,14 @@ WRONG = [
     ("/explain", {"user": 1, "items": []}, 422, "items: want at least 1"),
     ("/explain", {"items": ["astronomy-00001"]}, 422, "want user or history, got neither"),
     ("/explain", {"user": 1, "items": ["x"]}, 404, "items: want items of the model"),
-    ("/explain", {"history": ["x"], "items": ["astronomy-00001"], "ignore_unknown": True}, 422, "nothing to explain by"),
+    ("/explain", {"history": ["x"], "items": ["astronomy-00001"], "ignore_unknown": True}, 422, "history: want an item that the model knows"),
     ("/similar", {"items": ["x"]}, 404, 'got "x"'),
     ("/similar", {"items": ["astronomy-00001"], "k": -1}, 422, "k: want at least 1, got -1"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "body", "status", "words"), WRONG)
-def test_what_is_wrong_is_said_in_one_sentence(
+def test_wrong_request_gets_one_message_with_the_next_step(
     client: TestClient, path: str, body: Any, status: int, words: str
 ) -> None:
     response = client.post(path, json=body)
@@ -173,13 +173,13 @@ def test_what_is_wrong_is_said_in_one_sentence(
         (b'{"users": [' + b"9" * 5000 + b"]}", 400, "body: want JSON"),
     ],
 )
-def test_bodies_that_are_hardly_json_are_refused(client: TestClient, content: bytes, status: int, words: str) -> None:
+def test_malformed_bodies_are_rejected(client: TestClient, content: bytes, status: int, words: str) -> None:
     response = client.post("/recommend", content=content, headers={"Content-Type": "application/json"})
     assert (response.status_code, list(response.json())) == (status, ["error"])
     assert words in response.json()["error"]
 
 
-def test_paths_methods_and_kinds_that_do_not_exist_are_named(client: TestClient) -> None:
+def test_unknown_paths_methods_and_types_are_named_in_the_error(client: TestClient) -> None:
     wrong = client.get("/nowhere")
     assert (wrong.status_code, "/recommend" in wrong.json()["error"]) == (404, True)
     wrong = client.get("/recommend")
@@ -192,17 +192,17 @@ def test_paths_methods_and_kinds_that_do_not_exist_are_named(client: TestClient)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused_with_or_without_a_length(client: TestClient, chunked: bool) -> None:
-    large = b" " * (schemas.BODY + 1)
+def test_body_over_the_limit_is_rejected_with_and_without_a_length(client: TestClient, chunked: bool) -> None:
+    large = b" " * (schemas.MAX_BODY_BYTES + 1)
     content = iter([large[:1000], large[1000:]]) if chunked else large
     response = client.post("/recommend", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 413
-    assert f"want at most {schemas.BODY} bytes" in response.json()["error"]
-    just = json.dumps({"users": [1]}).encode().ljust(schemas.BODY)
+    assert f"want at most {schemas.MAX_BODY_BYTES} bytes" in response.json()["error"]
+    just = json.dumps({"users": [1]}).encode().ljust(schemas.MAX_BODY_BYTES)
     assert client.post("/recommend", content=just, headers={"Content-Type": "application/json"}).status_code == 200
 
 
-def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+def test_body_that_never_arrives_times_out() -> None:
     async def never() -> Any:
         await asyncio.sleep(60)
 
@@ -213,7 +213,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-        await BodyGuard(None, most=100, seconds=0.01)(scope, never, send)
+        await BodyLimit(None, max_bytes=100, max_seconds=0.01)(scope, never, send)
         return sent
 
     start, body = asyncio.run(run())
@@ -221,8 +221,8 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     assert "want it within 0.01 s" in json.loads(body["body"])["error"]
 
 
-class HeldUp:
-    """An engine that waits to be let go."""
+class Blocked:
+    """An engine that waits until it is set free."""
 
     def __init__(self, engine: Any):
         self.engine, self.free, self.begun = engine, threading.Event(), threading.Event()
@@ -233,13 +233,13 @@ class HeldUp:
         return self.engine(asked)
 
 
-def test_too_many_at_once_are_told_to_come_back_and_the_others_are_answered(fitted: Recommender) -> None:
+def test_request_over_the_limit_gets_503_and_the_others_are_answered(fitted: Recommender) -> None:
     app = create_app(fitted, limits=Limits(waiting=3))
     with TestClient(app) as client, ThreadPoolExecutor(3) as threads:
-        held = app.state.batcher.answer = HeldUp(app.state.batcher.answer)
+        held = app.state.batcher.compute = Blocked(app.state.batcher.compute)
         waiting = [threads.submit(client.post, "/recommend", json={"users": [user]}) for user in range(3)]
         assert held.begun.wait(30)
-        while app.state.batcher.open < 3:
+        while app.state.batcher.pending < 3:
             pass
         refused = client.post("/recommend", json={"users": [9]})
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
@@ -249,27 +249,27 @@ def test_too_many_at_once_are_told_to_come_back_and_the_others_are_answered(fitt
         assert [each.result().json()["results"][0]["user_id"] for each in waiting] == [0, 1, 2]
 
 
-def test_an_answer_that_takes_too_long_is_given_up(fitted: Recommender) -> None:
+def test_slow_answer_gets_503(fitted: Recommender) -> None:
     app = create_app(fitted, limits=replace(Limits(), seconds=0.05))
     with TestClient(app) as client:
-        held = app.state.batcher.answer = HeldUp(app.state.batcher.answer)
+        held = app.state.batcher.compute = Blocked(app.state.batcher.compute)
         late = client.post("/recommend", json={"users": [1]})
         held.free.set()
         assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
         assert "0.05 s have passed" in late.json()["error"]
 
 
-def test_a_failure_of_the_model_is_a_500_that_does_not_stop_the_service(fitted: Recommender) -> None:
+def test_error_of_the_model_gets_500_and_the_service_goes_on(fitted: Recommender) -> None:
     app = create_app(fitted)
     with TestClient(app, raise_server_exceptions=False) as client:
-        engine, app.state.batcher.answer = app.state.batcher.answer, lambda asked: 1 / 0
+        engine, app.state.batcher.compute = app.state.batcher.compute, lambda asked: 1 / 0
         broken = client.post("/recommend", json={"users": [1]})
         assert (broken.status_code, list(broken.json())) == (500, ["error"])
-        app.state.batcher.answer = engine
+        app.state.batcher.compute = engine
         assert client.post("/recommend", json={"users": [1]}).status_code == 200
 
 
-def test_ready_is_not_said_before_the_model_runs_nor_after(fitted: Recommender) -> None:
+def test_ready_only_while_the_model_runs(fitted: Recommender) -> None:
     app = create_app(fitted)
     before = TestClient(app).get("/ready")
     assert (before.status_code, list(before.json())) == (503, ["error"])
@@ -278,7 +278,7 @@ def test_ready_is_not_said_before_the_model_runs_nor_after(fitted: Recommender) 
     assert TestClient(app).get("/ready").status_code == 503
 
 
-def test_a_model_without_histories_wants_them(fitted: Recommender, tmp_path: Path) -> None:
+def test_model_without_histories_asks_for_them(fitted: Recommender, tmp_path: Path) -> None:
     fitted.save(tmp_path / "model", histories=False)
     with TestClient(create_app(Recommender.load(tmp_path / "model"))) as client:
         assert client.get("/model").json()["users"] is None
@@ -287,7 +287,7 @@ def test_a_model_without_histories_wants_them(fitted: Recommender, tmp_path: Pat
         assert client.post("/recommend", json={"histories": [history(fitted, 1)]}).status_code == 200
 
 
-def test_a_method_that_knows_no_items_apart_says_so(fitted: Recommender) -> None:
+def test_method_that_cannot_compare_items_says_so(fitted: Recommender) -> None:
     with TestClient(create_app(Recommender("popularity").fit(fitted.interactions_))) as client:
         facts = client.get("/model").json()
         assert (facts["similar"], facts["samples"], facts["log_probability"]) == (False, 0, False)
@@ -298,7 +298,7 @@ def test_a_method_that_knows_no_items_apart_says_so(fitted: Recommender) -> None
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000"])
-def test_a_name_of_the_service_is_answered(host: str, fitted: Recommender) -> None:
+def test_host_of_the_service_is_accepted(host: str, fitted: Recommender) -> None:
     with TestClient(create_app(fitted, hosts=["localhost", "127.0.0.1", "::1"])) as client:
         assert client.get("/model", headers={"Host": host}).status_code == 200
 
@@ -306,7 +306,7 @@ def test_a_name_of_the_service_is_answered(host: str, fitted: Recommender) -> No
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "evil.example:8000", "", "[", "localhost@evil"]
 )
-def test_a_page_whose_name_was_made_to_lead_here_reads_nothing(host: str, fitted: Recommender) -> None:
+def test_foreign_host_is_rejected(host: str, fitted: Recommender) -> None:
     app = create_app(fitted, hosts=["localhost", "127.0.0.1", "::1"])
     with TestClient(app) as client:
         for answer in (
@@ -317,7 +317,7 @@ def test_a_page_whose_name_was_made_to_lead_here_reads_nothing(host: str, fitted
             assert "--allow-host" in answer.json()["error"]
 
 
-def test_the_same_request_gives_the_same_bytes_in_any_company(client: TestClient) -> None:
+def test_same_request_gets_the_same_bytes_beside_other_requests(client: TestClient) -> None:
     body = {"users": [17], "k": 8, "reasons": 2}
     alone = client.post("/recommend", json=body).content
     with ThreadPoolExecutor(8) as threads:

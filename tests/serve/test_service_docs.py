@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-def test_without_its_packages_the_command_says_what_to_install() -> None:
+@pytest.mark.process
+def test_serve_without_fastapi_says_what_to_install() -> None:
     code = "import sys; sys.modules['fastapi'] = None; from lbdrop.cli import app; app()"
     with contextlib.chdir(DOCS):
         run = subprocess.run(

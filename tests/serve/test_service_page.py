@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from lbdrop.recommend import Recommender
 from lbdrop.serve import create_app
 
+pytestmark = pytest.mark.process
 HARM = '<script>document.title="harm"</script><img src=x onerror="document.title=\'harm\'"> lantern'
 expect.set_options(timeout=20_000)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]

@@ -1,4 +1,4 @@
-"""All masks in one pass: the library's scores, and the same bits whoever else is in the batch."""
+"""All masks in one pass: the scores of the library, and the same bits in any batch."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 from lbdrop.recommend import Recommender, Rows
 from lbdrop.recommend.scoring import scoring
 from lbdrop.recommend.shop import Shop, generate_shop
-from lbdrop.serve.forward import NOTHING, Forward, filling
+from lbdrop.serve.batch_scoring import EMPTY_HISTORY, BatchScorer, padding_rows
 
 METHODS = {
     "learned": Recommender(epochs=1, patience=None, progress=False, device="cpu"),
@@ -37,12 +37,12 @@ def small() -> Shop:
 
 @pytest.mark.filterwarnings("ignore:validation")
 @pytest.mark.parametrize("name", METHODS)
-def test_scores_and_spread_are_the_librarys(name: str, small: Shop) -> None:
+def test_scores_and_spread_equal_scoring_mask_by_mask(name: str, small: Shop) -> None:
     model = METHODS[name].fit(small.interactions)
     assert model.interactions_ is not None
     rows = csr_array(np.concatenate([model.interactions_.rows[:7].toarray(), np.zeros((1, 30), np.float32)]))
     own = scoring(model.model_, model.samples(), model.seed)(Rows.from_csr(rows).batch(range(8)))
-    found = Forward(model)([*histories(model, 7), NOTHING])
+    found = BatchScorer(model)([*histories(model, 7), EMPTY_HISTORY])
     torch.testing.assert_close(found.scores, own.scores.float(), atol=2e-5, rtol=1e-5)
     assert (found.spread is None) == (own.spread is None)
     if found.spread is not None and own.spread is not None:
@@ -50,24 +50,24 @@ def test_scores_and_spread_are_the_librarys(name: str, small: Shop) -> None:
 
 
 @pytest.mark.parametrize("users", [1, 2, 3, 5, 8, 13])
-def test_an_answer_has_the_same_bits_whoever_else_is_in_the_batch(users: int, fitted: Recommender) -> None:
-    forward, everybody = Forward(fitted), histories(fitted, 40)
-    alone = forward([everybody[0]])
+def test_scores_have_the_same_bits_in_any_batch(users: int, fitted: Recommender) -> None:
+    scorer, everybody = BatchScorer(fitted), histories(fitted, 40)
+    alone = scorer([everybody[0]])
     assert alone.spread is not None
     for place in range(users):
         batch = everybody[20 : 20 + users]
         batch[place] = everybody[0]
-        together = forward(batch)
+        together = scorer(batch)
         assert together.spread is not None
         assert torch.equal(together.scores[place], alone.scores[0])
         assert torch.equal(together.spread[place], alone.spread[0])
 
 
-def test_what_does_not_fit_at_once_is_scored_in_pieces(fitted: Recommender) -> None:
-    forward, everybody = Forward(fitted), histories(fitted, 10)
-    whole = forward(everybody)
-    forward.at_once = 3
-    pieces = forward(everybody)
+def test_what_does_not_fit_max_histories_is_scored_in_pieces(fitted: Recommender) -> None:
+    scorer, everybody = BatchScorer(fitted), histories(fitted, 10)
+    whole = scorer(everybody)
+    scorer.max_histories = 3
+    pieces = scorer(everybody)
     assert torch.equal(whole.scores, pieces.scores)
     assert whole.spread is not None
     assert pieces.spread is not None
@@ -75,6 +75,6 @@ def test_what_does_not_fit_at_once_is_scored_in_pieces(fitted: Recommender) -> N
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_some_rows_of_nothing_stand_behind_every_table(rows: int) -> None:
-    assert filling(rows) >= 4
-    assert (rows + filling(rows)) % 4 == 0
+def test_padding_fills_up_to_a_multiple_of_four(rows: int) -> None:
+    assert padding_rows(rows) >= 4
+    assert (rows + padding_rows(rows)) % 4 == 0
