@@ -182,7 +182,7 @@ def ddp_is_active() -> bool:
 
 
 def ddp_parameters(wrapper: DistributedDataParallel) -> list[nn.Parameter]:
-    """The parameters whose gradients a wrapper averages: those that the model had when it was wrapped."""
+    """The parameters that a wrapper averages gradients of: those that the model had when it was wrapped."""
     return list(wrapper._module_parameters)
 
 
