@@ -100,7 +100,7 @@ def test_formulas_are_drawn_by_the_browser(pages: dict[str, str]) -> None:
 
 def test_the_api_shows_docstrings_with_their_examples(pages: dict[str, str]) -> None:
     core = pages["api/core.html"]
-    assert 'id="lbdrop.convert.convert"' in core
+    assert 'id="lbdrop.sites.convert.convert"' in core
     assert "&gt;&gt;&gt; " in core
     for name in ("core", "estimators", "metrics", "vision", "recommender", "integrations", "serve", "report"):
         assert pages[f"api/{name}.html"].count('class="doc doc-heading"') >= 4, name
