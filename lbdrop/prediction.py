@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 
 from lbdrop import masks
@@ -128,6 +127,8 @@ def predict(
     is_loader = not isinstance(inputs, Tensor | Mapping | np.ndarray | tuple) and isinstance(inputs, Iterable)
     batches: Iterable[Any] = inputs if is_loader else [inputs]
     if is_loader and progress:
+        from rich.progress import track  # here: import lbdrop need not wait for it
+
         total = len(inputs) if isinstance(inputs, Sized) else None
         batches = track(batches, "predicting", total=total, transient=True, disable=total == 1)
     parts = []

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from lbdrop._torch import children_of
@@ -354,6 +353,8 @@ def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
 
 
 def _say(model: nn.Module, idle: list[str]) -> None:
+    from rich.console import Console  # here: import lbdrop need not wait for it
+
     found = {name: m for name, m in model.named_modules() if isinstance(m, NoiseLayer)}
     each = [f"{name} ({f'{m.units} units, ' if m.units else ''}rate {m.p:.2f})" for name, m in found.items()]
     shown = ", ".join(each[:12]) + (f", … {len(each) - 12} more" if len(each) > 12 else "")
