@@ -22,7 +22,7 @@ from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.finite import refuse_infinite_output
 from lbdrop.passes.run import run
-from lbdrop.sites.watch import complain, functional_dropout
+from lbdrop.sites.watch import functional_dropout, report_unreachable
 
 __all__ = ["Kind", "Predictive", "predict"]
 
@@ -212,7 +212,7 @@ def _sample(
             continue
         dead = [name for name, layer in noise_layers(model).items() if layer not in reached]
         if dead:
-            complain(f"dropout never reached in a pass: {dead}", "call it in the model's forward", unreached)
+            report_unreachable(f"dropout never reached in a pass: {dead}", "call it in the model's forward", unreached)
         outputs.append(output)
     return torch.cat(outputs)
 

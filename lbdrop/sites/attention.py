@@ -35,7 +35,7 @@ class LearnableAttention(nn.MultiheadAttention):
         return module
 
     def plain(self) -> nn.MultiheadAttention:
-        """Back to ``nn.MultiheadAttention``, dropout off; an unscaled mask's mean goes into the output projection."""
+        """A plain ``nn.MultiheadAttention`` with dropout off; the mean of an unscaled mask goes into the output projection."""
         module = bare_module(nn.MultiheadAttention, self, without=("attention_dropout", "one_weight"))
         set_attention_has_one_weight(module, self.one_weight)
         if self.attention_dropout is not None:

@@ -1,4 +1,4 @@
-r"""Back to plain torch: the deterministic pass $z \to \sigma(\alpha)$ folded into the weights, no layer of ours left."""
+r"""Back to plain torch: the deterministic pass $z \to \sigma(\alpha)$ goes into the weights, and our layers are removed."""
 
 import copy
 from typing import Any
@@ -18,7 +18,8 @@ from lbdrop.sites.recurrent import LearnableRecurrent
 
 __all__ = ["bake"]
 
-WRAPPERS = (LearnableAttention, LearnableRecurrent, GatedRanks)  # each folds its own dropout, by plain()
+WRAPPERS = (LearnableAttention, LearnableRecurrent, GatedRanks)
+"""Each folds its own dropout, by ``plain()``."""
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -44,21 +45,21 @@ def bake(model: nn.Module) -> Any:
 
 
 def fold(model: Any, gains: dict[str, Tensor]) -> Any:
-    """Multiply each dropout's units by its gain, in the weights around it, and leave plain modules in its place."""
-    around = neighbours(model) if any((gain != 1).any() for gain in gains.values()) else {}
+    """Multiply each dropout's units by its gain, in the weights before or behind it, and put a plain module in its place."""
+    beside = neighbours(model) if any((gain != 1).any() for gain in gains.values()) else {}
     wrapped = {id(inner) for module in model.modules() if isinstance(module, WRAPPERS) for inner in module.modules()}
     new: dict[str, nn.Module] = {}
     for name, gain in gains.items():
         if id(model.get_submodule(name)) in wrapped or name.endswith("learned_attention_dropout"):
-            continue  # these fold their own
+            continue  # its wrapper folds it
         new[name] = nn.Identity()
-        if (gain != 1).any() and not _into_neighbours(model, around[name], gain):
+        if (gain != 1).any() and not _fold_into_neighbours(model, beside[name], gain):
             new[name] = _diagonal(name, model, gain)
     return replace_modules(model, new)
 
 
 def unwrap(model: Any) -> Any:
-    """Give attention, recurrent, gated and inserted wrappers back as the modules they were made from."""
+    """Turn attention, recurrent, gated and inserted wrappers back into the modules they were made from."""
     plain = {name: module.plain() for name, module in model.named_modules() if isinstance(module, WRAPPERS)}
     model = replace_modules(model, plain)
     model = replace_modules(model, {n: m[0] for n, m in model.named_modules() if isinstance(m, Inserted)})
@@ -66,23 +67,24 @@ def unwrap(model: Any) -> Any:
     return model
 
 
-def _into_neighbours(model: nn.Module, around: Neighbours, gain: Tensor) -> bool:
-    consumers = [model.get_submodule(name) for name in around.consumers]
-    if consumers and not around.reused and not any(tied(model, consumer) for consumer in consumers):
+def _fold_into_neighbours(model: nn.Module, beside: Neighbours, gain: Tensor) -> bool:
+    """Scale the layers behind a dropout, or the layer before it; whether either could be scaled."""
+    consumers = [model.get_submodule(name) for name in beside.consumers]
+    if consumers and not beside.reused and not any(tied(model, consumer) for consumer in consumers):
         for consumer in consumers:
             scale_inputs(consumer, gain)
         return True
-    producer = model.get_submodule(around.producer) if around.producer else None
-    between = [model.get_submodule(name) for name in around.between]
+    producer = model.get_submodule(beside.producer) if beside.producer else None
+    between = [model.get_submodule(name) for name in beside.between]
     homogeneous = all(isinstance(module, HOMOGENEOUS) for module in between)
-    if producer is not None and homogeneous and not around.reused and not tied(model, producer):
+    if producer is not None and homogeneous and not beside.reused and not tied(model, producer):
         scale_outputs(producer, gain)
         return True
     return False
 
 
 def tied(model: nn.Module, module: nn.Module) -> bool:
-    """Whether the weight is not this module's alone to change: held by another, or computed by a parametrisation."""
+    """Whether changing this module's weight would be wrong: another module holds it too, or a parametrisation computes it."""
     weight = parameters_of(module).get("weight")
     if weight is None or "parametrizations" in children_of(module) or has_forward_pre_hooks(module):
         return True
@@ -92,7 +94,7 @@ def tied(model: nn.Module, module: nn.Module) -> bool:
 
 @torch.no_grad()
 def scale_inputs(module: nn.Module, gain: Tensor) -> None:
-    """Multiply what each unit feeds; a flattened map feeds a block of columns for each channel."""
+    """Multiply the weights that each input unit feeds; a channel of a flattened map feeds a block of columns."""
     weight = module.get_parameter("weight")
     if not gain.dim():
         weight.mul_(gain)
@@ -107,6 +109,7 @@ def scale_inputs(module: nn.Module, gain: Tensor) -> None:
 
 @torch.no_grad()
 def scale_outputs(module: nn.Module, gain: Tensor) -> None:
+    """Multiply the weights and the bias that make each output unit."""
     weight = module.get_parameter("weight")
     if not gain.dim():
         weight.mul_(gain)
@@ -120,12 +123,14 @@ def scale_outputs(module: nn.Module, gain: Tensor) -> None:
 
 
 def _diagonal(name: str, model: nn.Module, gain: Tensor) -> nn.Module:
-    """The last resort: a plain linear or convolutional layer that multiplies unit by unit."""
+    """A plain linear or convolutional layer that multiplies unit by unit, for a dropout without neighbours to scale."""
     layer = model.get_submodule(name)
     assert isinstance(layer, NoiseLayer)
     if layer.width is None or layer.dims is None:
-        raise DropoutError(f"{name}: run the model once before bake, so that the shape of its input is known")
-    # Rates stay in full precision in a half-precision model; what takes their place must not.
+        raise DropoutError(
+            f"{name}: want a known number of units to bake, got a model that never ran; run it once before"
+        )
+    # Not the precision of the rates, which stay in float32 in a model of half precision.
     logits = {id(other.logit) for other in noise_layers(model).values()}
     dtype = next((p.dtype for p in model.parameters() if id(p) not in logits), gain.dtype)
     width, gain = layer.width, gain.expand(layer.width).to(dtype)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from lbdrop._torch import children_of
-from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale
+from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
 from lbdrop.sites import huggingface, lora
 from lbdrop.sites.attention import LearnableAttention
 from lbdrop.sites.recurrent import LearnableRecurrent
-from lbdrop.sites.watch import REPAIR, complain, functional_sites
+from lbdrop.sites.watch import REPAIR, functional_sites, report_unreachable
 
 __all__ = ["Inserted", "Per", "Scheme", "convert", "replace_modules"]
 
@@ -41,13 +41,13 @@ class Inserted(nn.Sequential):
 
 @dataclass(frozen=True)
 class _Site:
-    """A place where a dropout is, its present rate, and how to make the learned one."""
+    """A place where a model draws a mask: its present rate, and how to make the learned dropout for it."""
 
     name: str
     rate: float
     swap: Callable[["_Maker"], nn.Module]
     reads: nn.Module | None = None
-    """The module whose input shows how many units there are; ``None`` where they are known."""
+    """The module whose input shows how many units there are; ``None`` where that is known without a pass."""
 
 
 def convert(
@@ -78,8 +78,8 @@ def convert(
         after: names of modules to put a new dropout behind, beside those that are there.
         example: a batch to run once, which shows how many units reach each dropout; needed for ``per="unit"``.
         share: groups of names of dropouts that share one rate.
-        rank_gates: also a learned gate for each rank of each LoRA adapter, at this price: how many nats a rank has to take off
-            the loss summed over the training set (:mod:`lbdrop.sites.lora`). :func:`lbdrop.prune` then cuts those that do not.
+        rank_gates: also a learned gate for each rank of each LoRA adapter, at this cost: by how many nats a rank has to lower
+            the loss summed over the training set (:mod:`lbdrop.sites.lora`). :func:`lbdrop.prune` cuts ranks that do not.
         unreached: ``"error"`` or ``"warn"``, about dropout in functions and layers that cannot be reached.
         verbose: say what was changed.
 
@@ -95,21 +95,28 @@ def convert(
     if rate is not None and not 0 < rate < 1:
         raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
     if rank_gates is not None and (scheme != "learned" or rank_gates < 0):
-        raise DropoutError(f"rank_gates: want a price of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}")
+        raise DropoutError(f"rank_gates: want a cost of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}")
     if any(True for m in model.modules() if isinstance(m, NoiseLayer)):
-        raise DropoutError(f"{type(model).__name__} has learned dropouts already; convert a model once")
+        raise DropoutError(
+            f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once"
+        )
     attention = huggingface.attention_modules(model)
-    elsewhere = {f"{site.name}.{site.attribute}" for site in attention}
-    sites, idle = _sites(model, rate, elsewhere)
+    in_attention = {f"{site.name}.{site.attribute}" for site in attention}
+    sites, idle = _sites(model, rate, in_attention)
     sites += _insertions(model, after)
     sites += _gates(model, rank_gates) if rank_gates is not None else []
     unreachable = _unreachable(model) + [s for s in functional_sites(model) if not huggingface.reaches(s, attention)]
     if unreachable:
-        complain(f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached)
+        report_unreachable(
+            f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached
+        )
     if not sites and not attention:
-        hint = f"; those at {idle} have rate 0, say rate=0.5 to start them" if idle else ""
+        hint = f"; those at {idle} have rate 0, pass rate=0.5 to switch them on" if idle else ""
         first = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)), "fc1")
-        raise DropoutError(f"no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a place{hint}")
+        raise DropoutError(
+            f"model: want dropout to convert, got no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a"
+            f" place{hint}"
+        )
     units = _count_units(model, sites, example) if per == "unit" else {}
     maker = _Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
@@ -123,7 +130,7 @@ def convert(
         replace_modules(model, old)
         raise
     if verbose:
-        _say(model, idle)
+        _print_summary(model, idle)
     return model
 
 
@@ -152,7 +159,7 @@ class _Maker:
 # ------------------------------------------------------------------------------------------------- finding the sites
 
 
-def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[list[_Site], list[str]]:
+def _sites(model: nn.Module, rate: float | None, in_attention: set[str]) -> tuple[list[_Site], list[str]]:
     """The dropouts to replace, and the names of those that are switched off by a rate of 0."""
     sites: list[_Site] = []
     idle: list[str] = []
@@ -160,7 +167,7 @@ def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[l
     adapters = lora.dropouts(model)
     for name, module in model.named_modules():
         site: _Site | None = None
-        if name in elsewhere or not adapters.get(name, True) or _has_own_forward(module):
+        if name in in_attention or not adapters.get(name, True) or _has_own_forward(module):
             continue
         if isinstance(module, PLAIN) or name in adapters:
             site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
@@ -174,18 +181,18 @@ def _sites(model: nn.Module, rate: float | None, elsewhere: set[str]) -> tuple[l
             idle.append(name)
             if not (isinstance(module, nn.MultiheadAttention) and _in_encoder_layer(model, name)):
                 continue
-            # No dropout of its own, but left as it is the layer around it would take the fused path past all others.
+            # It draws no mask, but as it is, the transformer layer would take its fused path past all other dropouts.
             site = _Site(name, 0.0, lambda make, m=module: LearnableAttention.of(m, None))
         elif site.rate >= 1 and rate is None:
             raise DropoutError(
-                f"{name}: a dropout of rate {site.rate} keeps nothing; say rate=0.5 to start from another"
+                f"{name}: want a rate below 1, got {site.rate}, which keeps nothing; pass rate=0.5 to start from another"
             )
         sites.append(site)
     return sites, idle
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    """A subclass of a torch layer that does something else with its input: replacing it would change the model."""
+    """Whether a subclass of a torch layer has another forward: replacing it would change the model."""
     for base in (*PLAIN, nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN):
         if isinstance(module, base):
             return type(module).forward is not base.forward
@@ -241,13 +248,15 @@ def _insertions(model: nn.Module, after: Sequence[str]) -> list[_Site]:
     return [_Site(name, 0.5, lambda make, m=names[name]: swap(make, m)) for name in after]
 
 
-def _gates(model: nn.Module, price: float) -> list[_Site]:
+def _gates(model: nn.Module, cost: float) -> list[_Site]:
     found = lora.rank_projections(model)
-    return [_Site(name, lora.START, lambda make, m=down: lora.GatedRanks.of(m, price)) for name, down in found.items()]
+    return [
+        _Site(name, lora.START_RATE, lambda make, m=down: lora.GatedRanks.of(m, cost)) for name, down in found.items()
+    ]
 
 
 def _sequence_first(model: nn.Module) -> set[str]:
-    """Dropouts that see (sequence, batch, units) because the transformer layer around them does."""
+    """Dropouts that get (sequence, batch, units), because their transformer layer is not ``batch_first``."""
     found = set()
     for name, module in model.named_modules():
         if (
@@ -263,14 +272,14 @@ def _in_encoder_layer(model: nn.Module, name: str) -> bool:
 
 
 def _unreachable(model: nn.Module) -> list[str]:
-    """Modules that look like dropout and are none that we know, such as DropPath, and layers with a forward of their own."""
+    """Modules that look like a dropout but are of no kind that we replace, such as DropPath, or have another forward."""
     found = []
     for name, module in model.named_modules():
         rate = next((getattr(module, key) for key in ("p", "drop_prob", "dropout") if hasattr(module, key)), 1.0)
         active = not isinstance(rate, int | float) or rate > 0
-        called = type(module).__name__.lower()
-        looks = ("drop" in called or "stochasticdepth" in called) and not isinstance(module, PLAIN)
-        if active and (_has_own_forward(module) or (looks and not list(module.children()))):
+        kind = type(module).__name__.lower()
+        unknown = ("drop" in kind or "stochasticdepth" in kind) and not isinstance(module, PLAIN)
+        if active and (_has_own_forward(module) or (unknown and not list(module.children()))):
             found.append(f"{name} ({type(module).__name__})")
     return found
 
@@ -284,7 +293,8 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
         return {}
     if example is None:
         raise DropoutError(
-            "per='unit' needs to see how many units reach each dropout; pass example=x, one batch of inputs"
+            "example: want one batch of inputs, which shows how many units reach each dropout for per='unit', got none; pass"
+            " example=x"
         )
     seen: dict[str, int] = {}
 
@@ -294,7 +304,7 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
         count = x.shape[1 if on_map else -1]
         if seen.setdefault(site.name, count) != count:
             raise DropoutError(
-                f"{site.name}: used with {seen[site.name]} and with {count} units; give each use a dropout of its own, or"
+                f"{site.name}: want one number of units, got {seen[site.name]} and {count}; give each use its own dropout, or"
                 " choose per='layer'"
             )
         seen[f"{site.name}/dims"] = x.dim()
@@ -303,7 +313,7 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
     training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            model.eval()  # so that running statistics stay
+            model.eval()  # running statistics must not change
             model(**example) if isinstance(example, dict) else model(example)
     finally:
         model.train(training)
@@ -312,13 +322,14 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
     missing = [site.name for site in readers.values() if site.name not in seen]
     if missing:
         raise DropoutError(
-            f"dropout that the example does not reach: {missing}; nothing is known of its units. Choose per='layer'"
+            f"example: want one that reaches every dropout, got one that misses {missing}, whose numbers of units are unknown;"
+            " pass another, or choose per='layer'"
         )
     return seen
 
 
 def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
-    """Put modules in the place of others, by name; a module that stands in several places is replaced in all."""
+    """Replace modules by name; a module that is in several places is replaced in all of them."""
     replacements: dict[int, nn.Module] = {}
     for name, module in new.items():
         original = model.get_submodule(name)
@@ -340,7 +351,9 @@ def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
         layers = [names.get(name) for name in group]
         strange = [n for n, layer in zip(group, layers, strict=True) if not isinstance(layer, NoiseLayer)]
         if strange:
-            raise DropoutError(f"share: want names of converted dropouts, got {strange}")
+            raise DropoutError(
+                f"share: want names of converted dropouts, got {strange}; there are {list(noise_layers(model))}"
+            )
         first = layers[0]
         for name, layer in zip(group, layers, strict=True):
             assert isinstance(layer, NoiseLayer)
@@ -352,7 +365,7 @@ def _share(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
             layer.logit = first.logit
 
 
-def _say(model: nn.Module, idle: list[str]) -> None:
+def _print_summary(model: nn.Module, idle: list[str]) -> None:
     from rich.console import Console  # here: import lbdrop need not wait for it
 
     found = {name: m for name, m in model.named_modules() if isinstance(m, NoiseLayer)}

@@ -1,7 +1,7 @@
-"""Who feeds a dropout, and whom it feeds: read off the model's graph by ``torch.fx``, without running it.
+"""The layers before and behind each dropout, read off the model's graph by ``torch.fx`` without running it.
 
-The KL needs the weights a dropped unit feeds, :func:`lbdrop.bake` the weights a rate can be folded into, and
-:func:`lbdrop.prune` both sides. Where a model cannot be traced as a whole, the largest part that can be is.
+The KL needs the weights that a dropped unit feeds. :func:`lbdrop.bake` needs the weights that a rate can be folded into,
+and :func:`lbdrop.prune` needs both sides. Where a model cannot be traced as a whole, the largest possible parts are.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ HOMOGENEOUS_FUNCTIONS = {F.relu, torch.relu, torch.flatten, "relu", "flatten", F
 FLATTEN: tuple[Any, ...] = (nn.Flatten, torch.flatten, "flatten")
 POOLS = (*HOMOGENEOUS[5:], F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
 
-# Unit k of the output depends on unit k of the input alone: a unit removed before is removed after.
+# Unit k of the output depends on unit k of the input alone: a unit removed before the module is removed behind it too.
 UNITWISE = (
     *HOMOGENEOUS[:1], *HOMOGENEOUS[2:],
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.Hardswish,
@@ -42,16 +42,16 @@ UNITWISE_FUNCTIONS = {F.relu, torch.relu, torch.tanh, torch.sigmoid, F.gelu, F.s
 
 @dataclass
 class Neighbours:
-    """The linear layers around one dropout, by name; empty where something else stands there."""
+    """The linear layers before and behind one dropout, by name; empty where there is something else."""
 
     consumers: list[str] = field(default_factory=list)
-    """Every layer that the dropout's output reaches, if all of it goes to linear layers; else empty."""
+    """Every layer that reads the dropout's output, if all of them are linear; else empty."""
     producer: str | None = None
-    """The linear layer whose output reaches the dropout and nothing else, unit by unit."""
+    """The linear layer whose output goes to the dropout alone, unit by unit."""
     between: list[str] = field(default_factory=list)
-    """The modules from the producer to the dropout, such as BatchNorm."""
+    """The modules between the producer and the dropout, such as BatchNorm."""
     reused: bool = False
-    """One of them is called more than once, so that its weights serve other units too."""
+    """Whether one of them is called more than once, so that its weights serve other units too."""
 
 
 class _Tracer(fx.Tracer):
@@ -62,30 +62,30 @@ class _Tracer(fx.Tracer):
 
 
 def neighbours(model: nn.Module) -> dict[str, Neighbours]:
-    """For every learned dropout of ``model`` the linear layers around it."""
+    """For every learned dropout of ``model``, the linear layers before and behind it."""
     found = {name: Neighbours() for name in noise_layers(model)}
     found |= _feed_forward(model, set(found))
-    remaining = {name for name, around in found.items() if not around.consumers}
+    remaining = {name for name, beside in found.items() if not beside.consumers}
     for prefix, part in model.named_modules():
         inside = {name for name in remaining if name.startswith(f"{prefix}." if prefix else "")}
         if not inside or isinstance(part, NoiseLayer):
             continue
         try:
             graph = _Tracer().trace(part)
-        except Exception:  # fx gives up in many ways, each of them meaning: look at smaller parts
+        except Exception:  # fx fails in many ways; all of them mean that smaller parts are to be tried
             continue
         for node in graph.nodes:
             name = f"{prefix}.{node.target}" if prefix else str(node.target)
             if node.op == "call_module" and name in inside:
-                # A dropout used twice has no single neighbourhood.
-                found[name] = Neighbours() if name not in remaining else _around(part, node, prefix)
+                # A dropout that is called twice has no single pair of sides.
+                found[name] = Neighbours() if name not in remaining else _neighbours_of(part, node, prefix)
                 calls = Counter(f"{prefix}.{n.target}" if prefix else str(n.target) for n in graph.nodes)
-                around = {name for name in (*found[name].consumers, *found[name].between, found[name].producer) if name}
+                names = {name for name in (*found[name].consumers, *found[name].between, found[name].producer) if name}
                 # Weights read by attribute, as in F.linear(x, self.fc.weight), serve something else as well.
                 read = {
                     target.rpartition(".")[0] for target in calls if target.rpartition(".")[2] in ("weight", "bias")
                 }
-                found[name].reused = any(calls[other] > 1 or other in read for other in around)
+                found[name].reused = any(calls[other] > 1 or other in read for other in names)
                 remaining.discard(name)
     return found
 
@@ -100,11 +100,11 @@ def _feed_forward(model: nn.Module, names: set[str]) -> dict[str, Neighbours]:
     return {f"{at}dropout": Neighbours([f"{at}linear2"], f"{at}linear1") for at in layers if f"{at}dropout" in names}
 
 
-def _around(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
+def _neighbours_of(part: nn.Module, node: fx.Node, prefix: str) -> Neighbours:
     absolute = lambda target: f"{prefix}.{target}" if prefix else str(target)  # noqa: E731
     layer = _module(part, node)
     assert isinstance(layer, NoiseLayer)
-    # One rate multiplies everything alike. Units of their own have to arrive on the axis that the consumer sums over.
+    # One rate multiplies everything alike. Rates of single units need their units on the axis that the consumer sums over.
     axis = "any" if layer.units is None else "channels" if layer.unit_dim == 1 else "last"
     consumers = list(_consumers(part, node, axis))
     result = Neighbours([absolute(c) for c in consumers if c] if all(consumers) else [])

@@ -1,4 +1,4 @@
-"""Learned dropout of attention weights in Hugging Face models, through the attention function they let one register."""
+"""Learned dropout of attention weights in Hugging Face models, through the attention function that users may register."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from lbdrop.errors import DropoutError
 __all__ = ["attention_modules", "reaches", "route_attention", "unroute_attention"]
 
 NAME = "lbdrop"
-# Arguments of a model's attention call that change nothing in the sums below: what a mask says already, what fused kernels or
-# the layers around want to know. Any other may change what is computed, and is refused.
+# Arguments of a model's attention call that do not change what `attend` computes: the mask contains them already, or they are
+# for fused kernels or other layers. Any other argument may change the result, and is refused.
 WITHOUT_EFFECT = {
     "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cu_seqlens", "is_causal", "max_length_k", "max_length_q",
     "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits", "position_embeddings",
@@ -36,7 +36,7 @@ def attention_modules(model: nn.Module) -> list[Attention]:
     for name, module in model.named_modules():
         if _backbone(model, name) is None:
             continue
-        if type(module).__module__.startswith("transformers.") and _asks_for_attention(type(module)):
+        if type(module).__module__.startswith("transformers.") and _calls_registered_attention(type(module)):
             for attribute in ("attention_dropout", "attn_dropout", "dropout"):
                 value = getattr(module, attribute, None)
                 rate = value.p if isinstance(value, nn.Dropout) else value
@@ -58,11 +58,11 @@ def _backbone(model: nn.Module, name: str) -> Any:
 
 
 def reaches(site: str, attention: list[Attention]) -> bool:
-    """Whether a functional site is one that the registered function replaces."""
+    """Whether the registered function replaces this functional site."""
     return any(site.startswith(f"{a.name} (") for a in attention)
 
 
-def _asks_for_attention(cls: type) -> bool:
+def _calls_registered_attention(cls: type) -> bool:
     names = getattr(getattr(cls, "forward", None), "__code__", None)
     return names is not None and "ALL_ATTENTION_FUNCTIONS" in names.co_names
 
@@ -74,7 +74,7 @@ def _heads(module: nn.Module) -> int:
 
 
 def route_attention(model: Any, attention: list[Attention], make: Callable[[Any], Callable[..., NoiseLayer]]) -> None:
-    """Give each attention module a learned dropout and let the model call ours for attention."""
+    """Give each attention module a learned dropout, and make the model call our attention function."""
     if not attention:
         return
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -83,7 +83,7 @@ def route_attention(model: Any, attention: list[Attention], make: Callable[[Any]
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     for site in attention:
-        # Under a name of its own: the module goes on reading its old rate, and we go on ignoring it.
+        # Under a new name: the module still passes its old rate, which `attend` ignores.
         module = model.get_submodule(site.name)
         learned = make(site)(site.heads, unit_dim=1).to(next(module.parameters()).device)
         module.learned_attention_dropout = learned.train(module.training)
@@ -93,7 +93,7 @@ def route_attention(model: Any, attention: list[Attention], make: Callable[[Any]
 
 
 def unroute_attention(model: Any) -> None:
-    """Undo :func:`route_attention`; the deterministic pass needs nothing in its place."""
+    """Undo :func:`route_attention`; in the deterministic pass nothing has to replace it."""
     restored: dict[int, tuple[Any, str]] = {}
     for name, module in model.named_modules():
         learned = getattr(module, "learned_attention_dropout", None)
@@ -101,7 +101,7 @@ def unroute_attention(model: Any) -> None:
             if learned.scale != "inverted":
                 raise DropoutError(
                     f"{name}: want scale='inverted' to bake the attention of a Hugging Face model, got"
-                    f" {learned.scale!r}; its rate has no weight to go into"
+                    f" {learned.scale!r}; convert it with scale='inverted', since its gain has no weight to go into"
                 )
             backbone = _backbone(model, name)
             restored[id(backbone)] = backbone, module.attention_before_lbdrop

@@ -4,8 +4,8 @@ $$ y = W x + s\, B\, (z \odot A x), \qquad z_k \sim \mathrm{Ber}(p_k), \quad p_k
    \mathrm{KL} = \sum_k c\, p_k - H(p_k) $$
 
 One draw opens or closes a rank for a whole example. Masks are not inverted: a gate that is nearly always closed takes its
-rank out of the deterministic pass too, so that :func:`lbdrop.prune` can cut it. The price $c$ is the log odds of a Bernoulli
-prior: a rank stays open if it takes more than $c$ nats off the loss, summed over the training set.
+rank out of the deterministic pass too, so that :func:`lbdrop.prune` can cut it. The cost $c$ of an open rank is the log odds
+of a Bernoulli prior: a rank stays open if it lowers the loss, summed over the training set, by more than $c$ nats.
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. Works on the layers of ``peft``.
 """
@@ -26,19 +26,19 @@ from lbdrop.rules.priors import entropy
 
 __all__ = ["GatedRanks", "RankGate", "adapters", "cut_ranks", "dropouts", "rank_projections"]
 
-START = 0.1
-"""Drop rate that a gate begins with: open, and with enough noise to learn from."""
+START_RATE = 0.1
+"""The drop rate of a gate before training: open, and with enough noise to learn from."""
 
 
 class RankGate(LearnableDropout):
-    """A gate per rank, drawn once per example, with a prior of its own: a price for being open."""
+    """A gate per rank, drawn once per example, with a prior of its own: an open rank has a cost."""
 
-    def __init__(self, ranks: int, price: float):
-        super().__init__(ranks, START, channels=True, unit_dim=-1, scale="none")
-        self.price = price
+    def __init__(self, ranks: int, cost: float):
+        super().__init__(ranks, START_RATE, channels=True, unit_dim=-1, scale="none")
+        self.cost = cost
 
     def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
-        return (self.price * self.keep - entropy(self.logit)).sum()
+        return (self.cost * self.keep - entropy(self.logit)).sum()
 
 
 class GatedRanks(nn.Linear):
@@ -50,10 +50,10 @@ class GatedRanks(nn.Linear):
     gate: RankGate
 
     @classmethod
-    def of(cls, original: nn.Linear, price: float) -> "GatedRanks":
+    def of(cls, original: nn.Linear, cost: float) -> "GatedRanks":
         """Take over the parameters of ``original``, under their own names."""
         module = bare_module(cls, original)
-        gate = RankGate(original.out_features, price).to(original.weight.device)
+        gate = RankGate(original.out_features, cost).to(original.weight.device)
         gate.requires_grad_(original.weight.requires_grad)  # an adapter that is not trained keeps its gates
         module.gate = gate.train(original.training)
         return module
@@ -80,7 +80,7 @@ class GatedRanks(nn.Linear):
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The LoRA layers of ``model`` by name; known by their package, which need not be imported for that."""
+    """The LoRA layers of ``model`` by name, recognised by the name of their package, which is not imported."""
     for name, module in model.named_modules():
         if type(module).__module__.startswith("peft.tuners.lora") and hasattr(module, "lora_dropout"):
             yield name, module
@@ -121,33 +121,34 @@ def rank_projections(model: nn.Module) -> dict[str, nn.Linear]:
 
 @torch.no_grad()
 def cut_ranks(model: nn.Module, threshold: float) -> None:
-    """Cut, in place, the ranks whose keep rate is below ``threshold``, and tell the adapter's settings.
+    """Cut, in place, the ranks whose keep rate is below ``threshold``, and change the adapter's settings accordingly.
 
-    A layer that needs none keeps one of weight zero, since ``peft`` knows no adapter without ranks.
+    A layer that needs no rank keeps one of weight zero, since ``peft`` has no adapter without ranks.
     """
     for name, layer in adapters(model):
         for adapter, down in layer.lora_A.items():
             if not isinstance(down, GatedRanks):
                 continue
             keep = down.gate.keep
-            alive = keep >= threshold
+            kept = keep >= threshold
             plain = down.plain()
-            plain.weight *= alive[:, None]
-            if not alive.any():
-                alive[keep.argmax()] = True
+            plain.weight *= kept[:, None]
+            if not kept.any():
+                kept[keep.argmax()] = True
             up = layer.lora_B[adapter]
-            plain.weight = nn.Parameter(plain.weight[alive], requires_grad=plain.weight.requires_grad)
-            up.weight = nn.Parameter(up.weight[:, alive], requires_grad=up.weight.requires_grad)
-            ranks = plain.out_features = up.in_features = int(alive.sum())
+            plain.weight = nn.Parameter(plain.weight[kept], requires_grad=plain.weight.requires_grad)
+            up.weight = nn.Parameter(up.weight[:, kept], requires_grad=up.weight.requires_grad)
+            ranks = plain.out_features = up.in_features = int(kept.sum())
             layer.lora_A[adapter] = plain
             layer.r[adapter] = ranks
-            # The scaling stays what it was; saved and loaded, it follows from alpha and the new number of ranks.
+            # The scaling must not change, also after saving: peft computes it from alpha and the number of ranks.
             alpha = layer.scaling[adapter] * (math.sqrt(ranks) if layer.use_rslora[adapter] else ranks)
             layer.lora_alpha[adapter] = alpha
-            _tell(model, name, adapter, ranks, alpha)
+            _update_settings(model, name, adapter, ranks, alpha)
 
 
-def _tell(model: Any, name: str, adapter: str, ranks: int, alpha: float) -> None:
+def _update_settings(model: Any, name: str, adapter: str, ranks: int, alpha: float) -> None:
+    """Note the new numbers of ranks in the model's ``peft`` configuration, so that it can be saved and loaded."""
     settings = getattr(model, "peft_config", {}).get(adapter)
     if settings is not None:
         place = name.removeprefix("base_model.model.")

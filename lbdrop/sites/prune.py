@@ -1,4 +1,4 @@
-"""Remove the units that training has all but switched off."""
+"""Remove the units that training has nearly switched off."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ from lbdrop.sites.lora import RankGate, cut_ranks
 
 __all__ = ["prune"]
 
-SLICEABLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def prune(model: nn.Module, threshold: float = 0.1) -> Any:
@@ -37,29 +37,33 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
     model = copy.deepcopy(uncompiled(model)).eval()
     layers = {name: layer for name, layer in noise_layers(model).items() if not isinstance(layer, RankGate)}
-    alive = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
-    empty = [name for name, mask in alive.items() if not mask.any()]
+    kept = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
+    empty = [name for name, units in kept.items() if not units.any()]
     if empty:
-        raise DropoutError(f"threshold {threshold} would remove every unit at {empty}; want a lower one")
+        raise DropoutError(
+            f"threshold: want one that leaves each layer a unit, got {threshold}, which would remove every unit at {empty};"
+            " pass a lower one"
+        )
     cut_ranks(model, threshold)
-    around = neighbours(model) if layers else {}
-    plain = fold(model, {name: layer.gain() * alive[name] for name, layer in layers.items()})
-    for name, mask in alive.items():
-        if mask.dim() and not mask.all() and _removable(plain, around[name], mask.numel()):
-            _remove(plain, around[name], mask)
+    beside = neighbours(model) if layers else {}
+    plain = fold(model, {name: layer.gain() * kept[name] for name, layer in layers.items()})
+    for name, units in kept.items():
+        if units.dim() and not units.all() and _can_remove(plain, beside[name], units.numel()):
+            _remove(plain, beside[name], units)
     return unwrap(plain)
 
 
-def _removable(model: nn.Module, around: Neighbours, units: int) -> bool:
-    if not around.producer or not around.consumers or around.reused:
+def _can_remove(model: nn.Module, beside: Neighbours, units: int) -> bool:
+    """Whether the layers before and behind a dropout can be made smaller."""
+    if not beside.producer or not beside.consumers or beside.reused:
         return False
-    ends = [model.get_submodule(name) for name in (around.producer, *around.consumers)]
+    ends = [model.get_submodule(name) for name in (beside.producer, *beside.consumers)]
     if any(tied(model, module) for module in ends):
         return False
-    between = [model.get_submodule(name) for name in around.between]
-    no_groups = all(getattr(module, "groups", 1) == 1 for module in ends)
+    between = [model.get_submodule(name) for name in beside.between]
+    ungrouped = all(getattr(module, "groups", 1) == 1 for module in ends)
     one_slope = all(getattr(module, "num_parameters", 1) == 1 for module in between)  # PReLU may have one per channel
-    return no_groups and one_slope and ends[0].get_parameter("weight").shape[_output_axis(ends[0])] == units
+    return ungrouped and one_slope and ends[0].get_parameter("weight").shape[_output_axis(ends[0])] == units
 
 
 def _output_axis(module: nn.Module) -> int:
@@ -67,33 +71,33 @@ def _output_axis(module: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _remove(model: nn.Module, around: Neighbours, alive: Tensor) -> None:
-    units, count = alive.numel(), int(alive.sum())
-    producer: Any = model.get_submodule(str(around.producer))
-    producer.weight = nn.Parameter(producer.weight.index_select(_output_axis(producer), alive.nonzero()[:, 0]))
+def _remove(model: nn.Module, beside: Neighbours, kept: Tensor) -> None:
+    units, count = kept.numel(), int(kept.sum())
+    producer: Any = model.get_submodule(str(beside.producer))
+    producer.weight = nn.Parameter(producer.weight.index_select(_output_axis(producer), kept.nonzero()[:, 0]))
     if producer.bias is not None:
-        producer.bias = nn.Parameter(producer.bias[alive])
+        producer.bias = nn.Parameter(producer.bias[kept])
     _set_count(producer, "out", count)
-    for name in around.between:
+    for name in beside.between:
         module: Any = model.get_submodule(name)
-        if isinstance(module, SLICEABLE):
+        if isinstance(module, NORMS):
             for key in ("weight", "bias"):
                 if getattr(module, key) is not None:
-                    setattr(module, key, nn.Parameter(getattr(module, key)[alive]))
+                    setattr(module, key, nn.Parameter(getattr(module, key)[kept]))
             for key in ("running_mean", "running_var"):
                 if getattr(module, key) is not None:
-                    setattr(module, key, getattr(module, key)[alive])
+                    setattr(module, key, getattr(module, key)[kept])
             module.num_features = count
-    for name in around.consumers:
+    for name in beside.consumers:
         consumer: Any = model.get_submodule(name)
         weight = consumer.weight
         if isinstance(consumer, TRANSPOSED):
-            kept = weight[alive]
+            smaller = weight[kept]
         elif isinstance(consumer, nn.Linear):
-            kept = weight.reshape(weight.shape[0], units, -1)[:, alive].flatten(1)
+            smaller = weight.reshape(weight.shape[0], units, -1)[:, kept].flatten(1)
         else:
-            kept = weight[:, alive]
-        consumer.weight = nn.Parameter(kept)
+            smaller = weight[:, kept]
+        consumer.weight = nn.Parameter(smaller)
         _set_count(consumer, "in", consumer.weight.shape[1] if isinstance(consumer, nn.Linear) else count)
 
 

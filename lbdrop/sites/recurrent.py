@@ -32,12 +32,12 @@ class LearnableRecurrent(nn.RNNBase):
         return module
 
     def flatten_parameters(self) -> None:
-        """Lay out each level's weights in one piece, as cuDNN wants them; torch calls this when the module moves."""
+        """Put the weights of each level in one block of memory for cuDNN; torch calls this when the module moves."""
         for level in range(self.num_layers):
             self._level(level).flatten_parameters()
 
     def plain(self) -> nn.RNNBase:
-        """Back to the torch layer, dropout off; an unscaled mask's mean goes into the weights that follow it."""
+        """A plain torch layer with dropout off; the mean of an unscaled mask goes into the weights that follow it."""
         module = bare_module(self.original, self, without=("original", "between"))
         for level, dropout in enumerate(self.between, start=1):
             assert isinstance(dropout, NoiseLayer)

@@ -1,4 +1,4 @@
-"""Finds dropout that lives inside a function and that no layer swap can reach: in the source, and while a model runs."""
+"""Find functional dropout, which no replaced module can reach: in the source, and while a model runs."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["functional_dropout", "functional_sites"]
+__all__ = ["REPAIR", "functional_dropout", "functional_sites", "report_unreachable"]
 
 DROPOUTS: set[Any] = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
@@ -40,7 +40,7 @@ def _calls(cls: type) -> list[str]:
     try:
         lines, first = inspect.getsourcelines(cls)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):  # no source to read: the run-time watch has to find it
+    except (OSError, TypeError, SyntaxError):  # no source: the watch finds it when the model runs
         return []
     names = getattr(inspect.getmodule(cls), "__dict__", {})
     return [
@@ -61,17 +61,19 @@ def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:
 def _drops(call: ast.Call, function: Any) -> bool:
     if not callable(function):
         return False
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    arguments = {keyword.arg: keyword.value for keyword in call.keywords}
     if function in DROPOUTS:
-        rate = given.get("p", call.args[1] if len(call.args) > 1 else None)
+        rate = arguments.get("p", call.args[1] if len(call.args) > 1 else None)
     elif function is ATTENTION:
-        rate = given.get("dropout_p", call.args[4] if len(call.args) > 4 else ast.Constant(0))
+        rate = arguments.get("dropout_p", call.args[4] if len(call.args) > 4 else ast.Constant(0))
     else:
         return False
     return not (isinstance(rate, ast.Constant) and not rate.value)
 
 
 class _Watch(TorchFunctionMode):
+    """Notes each call of a functional dropout that is on."""
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
@@ -80,25 +82,28 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in DROPOUTS or func is ATTENTION:
             try:
-                given = inspect.signature(func).bind(*args, **kwargs).arguments
+                arguments = inspect.signature(func).bind(*args, **kwargs).arguments
             except ValueError:  # a builtin without a signature: (input, p, train)
-                given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-            rate = given.get("dropout_p", 0.0) if func is ATTENTION else given.get("p", 0.5)
-            if rate and (func is ATTENTION or given.get("training", given.get("train", True))):
+                arguments = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            rate = arguments.get("dropout_p", 0.0) if func is ATTENTION else arguments.get("p", 0.5)
+            if rate and (func is ATTENTION or arguments.get("training", arguments.get("train", True))):
                 self.found.append(f"{getattr(func, '__name__', func)}(p={rate})")
         return func(*args, **kwargs)
 
 
 @contextmanager
 def functional_dropout(model: nn.Module, unreached: str) -> Iterator[None]:
-    """Run the block; complain afterwards if a functional dropout was active in it."""
+    """Run the block; report afterwards if a functional dropout was active in it."""
     with _Watch() as watch:
         yield
     if watch.found:
-        complain(f"{type(model).__name__} drops out inside a function: {sorted(set(watch.found))}", REPAIR, unreached)
+        report_unreachable(
+            f"{type(model).__name__} drops out inside a function: {sorted(set(watch.found))}", REPAIR, unreached
+        )
 
 
-def complain(what: str, repair: str, unreached: str) -> None:
+def report_unreachable(what: str, repair: str, unreached: str) -> None:
+    """An error, or a warning with ``unreached="warn"``, about dropout whose rate cannot be learned."""
     message = f"{what}; its rate cannot be learned there. Next: {repair}, or allow it with unreached='warn'"
     if unreached == "error":
         raise DropoutError(message)

@@ -93,7 +93,7 @@ def _train(model: Any, folder: Path, resume: str | None = None, **settings: Any)
 
 
 def test_a_dropout_of_rate_0_starts_when_told_a_rate() -> None:
-    with pytest.raises(lbdrop.DropoutError, match="lora_dropout.default.*say rate=0.5"):
+    with pytest.raises(lbdrop.DropoutError, match="lora_dropout.default.*pass rate=0.5"):
         lbdrop.convert(with_lora(llama(), lora_dropout=0.0), verbose=False)
     model = lbdrop.convert(with_lora(llama(), lora_dropout=0.0), rate=0.1, verbose=False)
     assert [round(layer.p, 6) for layer in learned_layers(model).values()] == [0.1] * 2 * len(PLACES)
@@ -176,5 +176,5 @@ def test_gates_where_there_are_no_ranks_are_errors_with_a_next_step() -> None:
         lbdrop.DropoutError, match="want plain LoRA on linear layers, got DoraLinearVariant at .*q_proj"
     ):
         lbdrop.convert(with_lora(llama(), use_dora=True), rank_gates=1.0)
-    with pytest.raises(lbdrop.DropoutError, match="want a price of 0 or more"):
+    with pytest.raises(lbdrop.DropoutError, match="want a cost of 0 or more"):
         lbdrop.convert(with_lora(llama()), rank_gates=-1.0)

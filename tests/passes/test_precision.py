@@ -61,7 +61,7 @@ class Adapted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.base, self.up = nn.Linear(6, 3), nn.Linear(4, 3, bias=False)
-        self.down = GatedRanks.of(nn.Linear(6, 4, bias=False), price=1.0)
+        self.down = GatedRanks.of(nn.Linear(6, 4, bias=False), cost=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + 4 * self.up(self.down(x))

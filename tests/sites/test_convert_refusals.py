@@ -118,7 +118,7 @@ def test_a_rate_of_zero_in_a_function_is_no_dropout() -> None:
 def test_nothing_to_convert_says_what_to_do() -> None:
     with pytest.raises(DropoutError, match=r"no dropout in Sequential; pass after=\['0'\]"):
         lbdrop.convert(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(DropoutError, match=r"those at \['0'\] have rate 0, say rate=0.5"):
+    with pytest.raises(DropoutError, match=r"those at \['0'\] have rate 0, pass rate=0.5"):
         lbdrop.convert(nn.Sequential(nn.Dropout(0.0)))
     assert isinstance(lbdrop.convert(nn.Sequential(nn.Dropout(0.0)), rate=0.5, verbose=False)[0], LearnableDropout)
 
