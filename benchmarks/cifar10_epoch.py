@@ -19,7 +19,6 @@ from experiments.networks.vgg import VGG
 from experiments.vision.batches import Batches
 from experiments.vision.cifar10 import load
 from experiments.vision.train import Schedule, fit
-from lbdrop import Objective
 from lbdrop.io.records import provenance, write_json
 
 PLAIN = "plain loop, nn.Dropout"
@@ -49,7 +48,7 @@ def main(
             objective = (
                 None
                 if name == PLAIN
-                else Objective(network, examples=len(split.train_labels), estimator=settings.estimator)
+                else recipes.build_objective(replace(settings, method=name), network, split, steps=0)
             )
             batches = Batches(
                 split.train[:limit], split.train_labels[:limit], settings.batch, settings.size, train=True, augment=True

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from lbdrop.rivals import RegularDropout as RegularDropout
     from lbdrop.rules.balanced import Balanced as Balanced
     from lbdrop.rules.bound import Bound as Bound
-    from lbdrop.rules.bound import Rule as Rule
-    from lbdrop.rules.selftuning import SelfTuning as SelfTuning
+    from lbdrop.rules.rule import Rule as Rule
     from lbdrop.sites.bake import bake as bake
     from lbdrop.sites.convert import convert as convert
     from lbdrop.sites.prune import prune as prune
@@ -34,8 +33,7 @@ HOMES = {
     "parameter_groups": "objective",
     "Balanced": "rules.balanced",
     "Bound": "rules.bound",
-    "Rule": "rules.bound",
-    "SelfTuning": "rules.selftuning",
+    "Rule": "rules.rule",
     "predict": "prediction",
     "Predictive": "prediction",
     "bake": "sites.bake",

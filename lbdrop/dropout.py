@@ -9,8 +9,8 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 """
 
 import math
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,18 +19,12 @@ from torch import Tensor, nn
 
 from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
-from lbdrop.rules.ledger import Ledger
-from lbdrop.rules.priors import bernoulli_kl, gaussian_kl
-from lbdrop.rules.response import Response
-from lbdrop.rules.slopes import Slopes
-from lbdrop.rules.unit_prices import UnitPrices
 
 __all__ = [
     "LearnableDropout",
     "MaskSource",
     "NoiseLayer",
     "Scale",
-    "hold_in_range",
     "learned_layers",
     "logit_of",
     "noise_layers",
@@ -56,7 +50,7 @@ class MaskSource(Protocol):
 class NoiseLayer(nn.Module):
     r"""What every dropout scheme shares: where its mask goes and where the mask comes from.
 
-    A scheme says how uniforms become a mask (:meth:`mask_of`), and may say what its mask costs (:meth:`kl`).
+    A scheme says how uniforms become a mask (:meth:`mask_of`); what that costs under a prior says :mod:`lbdrop.rules.priors`.
 
     Args:
         units: how many units the layer has, each with a rate of its own; ``None`` for one rate.
@@ -80,6 +74,8 @@ class NoiseLayer(nn.Module):
     """Whether the rate's gradient comes from an estimator, that is, inside an objective alone."""
     logit_range: ClassVar[tuple[float, float]] = (-FURTHEST_LOGIT, FURTHEST_LOGIT)
     """Where training keeps the logits: rates from .001 to .999, from which they can come back."""
+    earlier_state: ClassVar[tuple[str, ...]] = ("ledger", "slopes", "unit_prices", "responses")
+    """Under these names earlier versions kept the state of a rule in that of a layer."""
     samples_at_test: bool = True
     """Whether :func:`lbdrop.predict` draws masks here."""
 
@@ -120,18 +116,6 @@ class NoiseLayer(nn.Module):
         self.scale: Scale = scale
         self.generator = generator
         self.source: MaskSource | None = None
-        # Only while a rule looks around: each example's offsets to the logits of all rates of the model,
-        # which of them is this layer's, and how the units answer.
-        self.offsets: Float[Tensor, "batch rates"] | None = None
-        self.kept: tuple[Tensor, Tensor] | None = None  # the keep rates at some offsets, wanted by a mask and its scale
-        self.rate_index = 0
-        # By the number of units, since a layer may be called in several places; None keeps it a leaf of the model.
-        self.responses: nn.ModuleDict | None = None
-        # What held-out data have said of all rates, to the one rule or the other; the model's first learned layer has it.
-        self.slopes: Slopes | None = None
-        self.ledger: Ledger | None = None
-        # Of the units that its rate has, if it has several; the first layer of a rate has them.
-        self.unit_prices: UnitPrices | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -197,24 +181,11 @@ class NoiseLayer(nn.Module):
         """``count`` masks of ``shape`` along a leading axis, in the precision of ``like``."""
         return self.mask_of(self.uniforms((count, *shape), like, generator), len(shape)).to(like.dtype)
 
-    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
-        """What the mask costs under its prior, up to a constant; ``norms`` of the weights it feeds where known."""
-        # An alpha-dropped unit is not zero, so its weights are never switched off: only the mask has a prior.
-        if norms is None or self.scale == "alpha":
-            return bernoulli_kl(self.logit, prior_keep).sum() * (1 if self.units else units)
-        return gaussian_kl(self.logit, norms, s, inverted=self.scale == "inverted")
-
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
-        y = self._times(x, mask)
-        if self.offsets is None or self.responses is None:
-            return y
-        return self._answered(x, y)
-
-    def _times(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.scale == "inverted" and mask is None:
             return x
-        keep = self.keep_around(x.dim())
+        keep = self.keep_for(x.dim())
         if self.scale == "inverted":
             assert mask is not None
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
@@ -227,45 +198,12 @@ class NoiseLayer(nn.Module):
         b = -a * SELU_FLOOR * (1 - keep)
         return (x * mask + SELU_FLOOR * (1 - mask)) * a.to(x.dtype) + b.to(x.dtype)
 
-    def keep_around(self, dims: int) -> Tensor:
-        """The keep rates, to broadcast against a tensor of ``dims`` axes; each example's own while a rule looks around."""
-        if self.offsets is None:
-            # A plain call has no estimator behind it: half of a gradient would be worse than none.
-            # Detached before the sigmoid: a recomputed checkpoint has to save what the objective's own pass saved.
-            plain = self.estimated and self.source is None
-            return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
-        if self.kept is None or self.kept[0] is not self.offsets or self.kept[1].dim() != dims:
-            shape = [1] * dims
-            shape[self.batch_dim] = len(self.offsets)
-            offset = self.offsets[:, self.rate_index].view(shape)
-            self.kept = self.offsets, torch.sigmoid(self.spread(self.logit.detach(), dims) + offset)
-        return self.kept[1]
-
-    def answer(self, rates: int, width: int, dims: int) -> None:
-        """Give inputs of ``width`` units and ``dims`` axes a response to the offsets of all ``rates`` rates of the model."""
-        if self.responses is None:
-            self.responses = nn.ModuleDict()
-        if str(width) in self.responses:
-            known = self.responses[str(width)]
-            if isinstance(known, Response) and tuple(known.stretch.shape) == (rates, width):
-                return  # learned already: a rule made anew, or a model taken up again
-        # Single elements dropped from four axes may be weights of attention, where a masked zero has to stay zero.
-        self.responses[str(width)] = Response(rates, width, shift=self.channels or dims < 4).to(self.logit.device)
-
-    def _answered(self, x: Tensor, y: Tensor) -> Tensor:
-        assert self.offsets is not None
-        assert self.responses is not None
-        axis = self._width_dim(x)
-        width = x.shape[axis]
-        if str(width) not in self.responses:
-            raise DropoutError(
-                f"self-tuning: want inputs of {' or '.join(self.responses)} units at a dropout, as in the example, got {width};"
-                " give an example of every width, and no dropout of its own to weights of attention between sequences of"
-                " different lengths"
-            )
-        # On three axes the units may be features, or other positions that a causal mask has set to zero.
-        shifted = x != 0 if x.dim() > 2 and not self.channels else None
-        return self.responses[str(width)](y, self.offsets, axis, self.batch_dim, shifted)
+    def keep_for(self, dims: int) -> Tensor:
+        """The keep rates that masks are drawn and scaled with, to broadcast against a tensor of ``dims`` axes."""
+        # A plain call has no estimator behind it: half of a gradient would be worse than none.
+        # Detached before the sigmoid: a recomputed checkpoint has to save what the objective's own pass saved.
+        plain = self.estimated and self.source is None
+        return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
 
     def _width_dim(self, x: Tensor) -> int:
         # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
@@ -281,27 +219,15 @@ class NoiseLayer(nn.Module):
         return (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt() * keep
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        # A state that was self-tuned comes with its responses: they are made here, or it could be loaded only after a rule.
-        for key in [key for key in state_dict if key.startswith(f"{prefix}responses.") and key.endswith(".stretch")]:
-            width = key.removeprefix(f"{prefix}responses.").removesuffix(".stretch")
-            if self.responses is None:
-                self.responses = nn.ModuleDict()
-            if width not in self.responses:
-                shift = f"{prefix}responses.{width}.shift" in state_dict
-                response = Response(*state_dict[key].shape, shift=shift)
-                self.responses[width] = response.to(self.logit.device)
-        if self.slopes is None and (found := state_dict.get(f"{prefix}slopes._extra_state")) is not None:
-            self.slopes = Slopes(found.shape[1])
-        if self.ledger is None and (found := state_dict.get(f"{prefix}ledger._extra_state")) is not None:
-            self.ledger = Ledger.like(found)
-        if self.ledger is not None:  # a state from before the rule, or of another, leaves it as it is
-            state_dict.setdefault(f"{prefix}ledger._extra_state", self.ledger.get_extra_state())
-        if self.unit_prices is None and (found := state_dict.get(f"{prefix}unit_prices._extra_state")) is not None:
-            self.unit_prices = UnitPrices(len(found) - 1)
-        if self.unit_prices is not None:
-            # Of a state from before them nothing is known but the rates themselves.
-            fresh = UnitPrices.of(state_dict.get(f"{prefix}logit", self.logit))
-            state_dict.setdefault(f"{prefix}unit_prices._extra_state", fresh.get_extra_state())
+        names = tuple(f"{prefix}{name}." for name in self.earlier_state)
+        if keys := [key for key in state_dict if key.startswith(names)]:
+            for key in keys:
+                del state_dict[key]
+            warnings.warn(
+                "state: want a model's weights and rates, got also what a rule had measured, which an earlier version of"
+                " lbdrop kept there; it is left out: the model predicts as it did, but its training cannot be resumed",
+                stacklevel=2,
+            )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check(self, x: Tensor) -> None:
@@ -314,9 +240,6 @@ class NoiseLayer(nn.Module):
                 f"input: want {self.units} units along axis {self.unit_dim}, got {x.shape[self.unit_dim]} in shape"
                 f" {tuple(x.shape)}; give LearnableDropout units={x.shape[self.unit_dim]}, or the axis by unit_dim"
             )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"  # one line, whatever responses it has
 
     def extra_repr(self) -> str:
         keep = self.keep.detach()
@@ -341,7 +264,7 @@ class LearnableDropout(NoiseLayer):
     estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return indicator(torch.gt, uniforms, 1 - self.keep_around(dims).detach())
+        return indicator(torch.gt, uniforms, 1 - self.keep_for(dims).detach())
 
 
 def logit_of(rate: float) -> float:
@@ -363,17 +286,3 @@ def noise_layers(model: nn.Module) -> dict[str, NoiseLayer]:
             " LearnableDropout"
         )
     return layers
-
-
-def hold_in_range(layers: Iterable[NoiseLayer]) -> None:
-    """Put logits that a step drove out of their range back to its edge, where they still have a gradient.
-
-    A projection of the parameters between two steps: the gradients of each step stay exact for the rates it is taken at.
-    """
-    found = {logit: layer.logit_range for layer in layers if layer.learns and (logit := layer.logit).requires_grad}
-    if not found:
-        return
-    # By .data: losses of an earlier call may still be waiting for their backward pass, and within the range nothing changes.
-    logits = [logit.data for logit in found]
-    torch._foreach_clamp_min_(logits, [low for low, _ in found.values()])
-    torch._foreach_clamp_max_(logits, [high for _, high in found.values()])

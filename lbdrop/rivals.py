@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lbdrop._torch import indicator
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
-from lbdrop.rules.priors import expected_norms
 
 __all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
 
@@ -29,12 +28,6 @@ class FixedDropout(NoiseLayer):
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
         return indicator(torch.ge, uniforms, 1 - self.spread(self.keep, dims))
-
-    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
-        """The weights' part alone: the mask's is a constant."""
-        if norms is None or self.scale == "alpha":
-            return torch.zeros((), device=self.logit.device)
-        return expected_norms(self.logit, norms, s, inverted=self.scale == "inverted")
 
 
 class RegularDropout(FixedDropout):
@@ -74,9 +67,3 @@ class GaussianDropout(NoiseLayer):
 
     def gain(self) -> Float[Tensor, "*units"]:
         return torch.ones_like(self.logit)
-
-    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
-        """Against the log-uniform prior, by the cubic of Kingma et al. 2015, equation 14."""
-        a = self.variance()
-        negative = 0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3
-        return -negative.sum() * (1 if self.units else units)

@@ -84,25 +84,6 @@ class Step:
     def learned(self) -> list[_Use]:
         return [use for use in self.uses if use is not None]
 
-    def couples(self, losses: Tensor) -> bool:
-        """Whether the loss of the first or last example has a slope in the masks of any other."""
-        learned = [use for use in self.learned if use.stack.requires_grad]  # not those drawn under no_grad
-        stacks = [use.stack for use in learned]
-        if not stacks or not losses.requires_grad:
-            return False
-        for example in {0, losses.shape[1] - 1}:
-            slopes = torch.autograd.grad(losses[0, example], stacks, retain_graph=True, allow_unused=True)
-            for use, slope in zip(learned, slopes, strict=True):
-                if slope is None:
-                    continue
-                # A slope of NaN is 0 × ∞ of another example, and no coupling.
-                rows = slope[0].nan_to_num(0.0).movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
-                own = torch.zeros_like(rows)
-                own[example : example + 1] = True  # a slice: the axis may be shorter than the batch
-                if bool((rows & ~own).any()):
-                    return True
-        return False
-
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
         self.losses = losses.detach()

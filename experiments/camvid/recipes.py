@@ -22,7 +22,7 @@ from experiments.vision.crops import Crops
 from experiments.vision.segment import SegmentationSchedule, Segmenter, compact
 from experiments.vision.train import train
 from lbdrop import Bound, Objective
-from lbdrop.dropout import noise_layers
+from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 
@@ -216,9 +216,9 @@ def run(
     # Both masks of a step go through BatchNorm, so that losses of a batch are coupled: batch totals are the exact form.
     pixels = data.train.labels[0].numel()
     rule = Bound(network, len(data.train), prior_keep=settings.prior_keep, weight=settings.kl_weight / pixels)
-    objective = Objective(
-        network, rule, estimator=settings.estimator, masks=METHODS[settings.method].masks, coupled=True, check=False
-    )
+    learned = bool(learned_layers(network))
+    draws: dict[str, Any] = {"estimator": settings.estimator} if learned else {"masks": METHODS[settings.method].masks}
+    objective = Objective(network, rule, coupled=True, check=False, **draws)
     generator = torch.Generator().manual_seed(settings.seed)
     whole = Crops(data.train, settings.batch, jitter=settings.jitter, generator=generator)
     schedule = SegmentationSchedule(

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from experiments.cifar10.record import METHODS
 from experiments.networks.vgg import VGG
+from experiments.rival_rules.self_tuning import SelfTuning
 from experiments.vision.batches import Batches, as_input
 from experiments.vision.cifar10 import Images
 from experiments.vision.corruptions import corrupt
 from experiments.vision.train import Schedule, fit
 from lbdrop import Objective, Predictive, predict
-from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 from lbdrop.metrics import calibration, detection, pavpu
-from lbdrop.rules.selftuning import SelfTuning
 
 __all__ = ["GRID", "METHODS", "RECIPES", "Settings", "contestants", "run"]
 
@@ -202,8 +202,9 @@ def build_objective(settings: Settings, network: nn.Module, split: Any, steps: i
             network, held_out, steps=steps, examples=examples, every=settings.look_every, masks=settings.masks
         )
         return Objective(network, tuning)
-    masks = settings.masks if rule == "masks" else 1
-    return Objective(network, examples=examples, estimator=settings.estimator, masks=masks)
+    if learned_layers(network):
+        return Objective(network, examples=examples, estimator=settings.estimator)
+    return Objective(network, examples=examples, masks=settings.masks if rule == "masks" else 1)
 
 
 @lru_cache(maxsize=1)

@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 import lbdrop
-from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import Data, Pair, Task
-from lbdrop import Balanced, Bound, Objective, SelfTuning
+from experiments.rival_rules.mask_prior import MaskPrior
+from experiments.rival_rules.one_step import OneStep
+from experiments.rival_rules.self_tuning import SelfTuning
+from lbdrop import Balanced, Bound, Objective
 from lbdrop.errors import DropoutError
-from lbdrop.rules.balanced import FIRST
-from lbdrop.rules.bound import Evaluation
-from lbdrop.rules.priors import bernoulli_kl
+from lbdrop.rules.balanced import CONSTANTS
 from lbdrop.sites.convert import Per, Scheme
 
-__all__ = ["CONTESTANTS", "GIVING_BACK", "GRID", "STARTS", "Batches", "Contestant", "MaskPrior", "chosen"]
+__all__ = ["CONTESTANTS", "GIVING_BACK", "GRID", "STARTS", "Batches", "Contestant", "chosen"]
 
 GRID = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 START = 0.3
@@ -70,7 +69,7 @@ class Contestant:
     @property
     def same_run(self) -> tuple[object, ...]:
         """What tells its runs from others': a rule that is made to start where it would is the rule itself."""
-        begins = FIRST if self.rule == "balanced" and self.start is None else self.start
+        begins = CONSTANTS.start if self.rule == "balanced" and self.start is None else self.start
         return self.scheme, self.rule, self.per, begins, self.estimator, self.retrained
 
     def model(self, task: Task, data: Data, device: torch.device | str = "cpu") -> nn.Module:
@@ -97,32 +96,11 @@ class Contestant:
             return Objective(
                 model, GIVING_BACK[self.rule](model, held_out, steps=steps, examples=back, start=self.start)
             )
+        estimator = self.estimator if self.scheme == "learned" else None
         if self.rule == "prior":
-            return Objective(model, MaskPrior(task.of.masks_that_matter(data.train[1])), estimator=self.estimator)
+            return Objective(model, MaskPrior(task.of.masks_that_matter(data.train[1])), estimator=estimator)
         rule = Bound(model, examples, weight=float(self.rule == "kl") / pieces)
-        return Objective(model, rule, estimator=self.estimator)
-
-
-class MaskPrior:
-    """A Bernoulli prior on the masks of every example: the loss plus KL(Ber(keep) ‖ Ber(½)), summed over units.
-
-    Each example's masks are latent variables of its own, so unlike a prior on weights this one is not divided by the number
-    of examples: the more units a layer has, the closer it is held to one half.
-
-    Args:
-        weight: the share of a layer's masks that an observation has.
-    """
-
-    def __init__(self, weight: float = 1.0):
-        self.weight = weight
-
-    def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        expected = evaluation.losses().mean()
-        costs = [
-            bernoulli_kl(layer.logit).sum() * (1 if layer.units else layer.width or 1)
-            for layer in evaluation.layers.values()
-        ]
-        return expected + self.weight * torch.stack(costs).sum()
+        return Objective(model, rule, estimator=estimator)
 
 
 class Batches:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 import lbdrop
 from experiments.rates.contestants import GIVING_BACK, RATE_LR, Batches, Contestant
-from experiments.rates.one_step import OneStep
 from experiments.rates.tasks import DATA, Pair, Task
+from experiments.rival_rules.one_step import OneStep
+from experiments.rival_rules.self_tuning import EVERY, parameter_groups
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance, read_json, write_json
-from lbdrop.rules import balanced, unit_prices
-from lbdrop.rules.selftuning import EVERY
+from lbdrop.rules import unit_costs
+from lbdrop.rules.balanced import CONSTANTS
 
 __all__ = ["RESULTS", "Training", "by_earlier_rule", "kept", "read", "run", "settings", "shared", "write"]
 
@@ -138,9 +139,11 @@ def _of_rule(name: str, per: str) -> dict[str, Any]:
         return {}
     parameters = signature(GIVING_BACK[name]).parameters
     defaults = {k: parameters[k].default for k in ("plain", "share", "spread") if k in parameters}
-    constants = {k.lower(): getattr(balanced, k) for k in ("KAPPA", "GAMMA", "FIRST", "EARLY", "MOST", "OFF")}
+    c = CONSTANTS
+    constants = {"kappa": c.cost_share, "gamma": c.cost_power, "first": c.start, "early": c.warm_up, "most": c.max_rate,
+                 "off": c.off_below_rate}  # fmt: skip
     if per == "unit":
-        constants |= {f"unit_{k.lower()}": getattr(unit_prices, k) for k in ("GAMMA", "CHEAPEST")}
+        constants |= {"unit_gamma": unit_costs.COST_POWER, "unit_cheapest": unit_costs.MIN_SHARE}
     return defaults | {"every": EVERY, "version": RULES[name]} | (constants if name == "balanced" else {})
 
 
@@ -151,9 +154,7 @@ def by_earlier_rule(record: Mapping[str, Any]) -> bool:
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:
-    groups: Any = (
-        lbdrop.parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
-    )
+    groups: Any = parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
     optimizer = torch.optim.Adam(groups, lr=lr)
     # Rates slow down with the weights, as they do for anyone who puts a scheduler on the optimiser.
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -22,13 +22,14 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from experiments.rival_rules.self_tuning import parameter_groups
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards import processes
 from lbdrop.io.archives import why
 from lbdrop.io.files import replacing
-from lbdrop.objective import Objective, parameter_groups
-from lbdrop.rules.bound import HeldOutRule
+from lbdrop.objective import Objective
+from lbdrop.rules.rule import HeldOutRule
 
 __all__ = ["Classifier", "Schedule", "fit", "train"]
 
@@ -97,6 +98,14 @@ class Classifier(L.LightningModule):
         optimizer = torch.optim.Adam(groups, lr=self.schedule.lr, fused=fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, self.steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.objective is not None:
+            checkpoint["objective"] = self.objective.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.objective is not None:
+            self.objective.load_state_dict(checkpoint["objective"])
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # it is there already
@@ -243,7 +252,7 @@ def train(
     network = module.network
     device = next(network.parameters()).device
     ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    # Rates that follow held-out data have no gradient, and their responses none once rates are settled.
+    # Rates that follow held-out data have no gradient, and their responses none once rates are frozen.
     tuned = module.objective is not None and isinstance(module.objective.rule, HeldOutRule)
     trainer = L.Trainer(
         max_epochs=module.schedule.epochs,

@@ -6,6 +6,7 @@ place of that one pass.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +24,16 @@ __all__ = [
     "averaged_parameters",
     "call_through_wrapper",
     "check_agreement",
+    "check_wrapper",
     "count",
     "device_of_this_process",
     "is_first",
     "per_process_randomness",
     "rank",
+    "several",
+    "train_together",
     "unwrap",
+    "warn_if_alone",
 ]
 
 Result = TypeVar("Result")
@@ -111,6 +116,38 @@ def averaged_parameters(wrapper: nn.Module) -> set[int] | None:
         if isinstance(module, DistributedDataParallel):
             return {id(parameter) for parameter in ddp_parameters(module)}
     return None
+
+
+def check_wrapper(model: nn.Module, wrapper: nn.Module | None) -> None:
+    """An error about parameters that were added to a model after it was wrapped: their gradients are not averaged."""
+    averaged = None if wrapper is None else averaged_parameters(wrapper)
+    missing = [name for name, p in model.named_parameters() if averaged is not None and id(p) not in averaged]
+    if missing:
+        raise DropoutError(
+            f"model: want one that was wrapped with all its parameters, got {missing[:4]} added since, which no process"
+            " would share; convert the model and make its objective first, wrap it then, and set objective.model to it"
+        )
+
+
+def train_together(wrapper: nn.Module | None) -> bool:
+    """Whether several processes train a model together: it is wrapped, or a step runs inside its wrapper's forward."""
+    return several() and (wrapper is not None or DistributedDataParallel._active_ddp_module is not None)
+
+
+def several() -> bool:
+    """Whether this is one of several processes that have found each other."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def warn_if_alone() -> None:
+    """For a model without a wrapper: a warning if there are other processes all the same."""
+    if several():
+        warnings.warn(
+            f"one of {dist.get_world_size()} processes, but nothing averages gradients over them: give the objective the"
+            " wrapped model, as in Objective(DistributedDataParallel(model), …), unless each process trains a model of"
+            " its own or you average by hand",
+            stacklevel=4,
+        )
 
 
 def call_through_wrapper(wrapper: nn.Module | None, step: Callable[[], Result]) -> Result:

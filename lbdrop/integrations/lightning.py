@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
-from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
-from lbdrop.rules.bound import HeldOutRule, Rule
+from lbdrop.objective import Objective
+from lbdrop.rules.rule import HeldOutRule, Rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -62,14 +62,14 @@ class LearnedRates(Callback):
         examples: int | None = None,
         held_out: Iterable[Any] | None = None,
         rule: Callable[[nn.Module], Rule] | None = None,
-        estimator: str = DEFAULT_ESTIMATOR,
+        estimator: str | None = None,
     ):
         self.rate_lr, self.examples, self.held_out, self.rule, self.estimator = (
             rate_lr, examples, held_out, rule, estimator,
         )  # fmt: skip
         self.objective: Objective | None = None
         self.optimizer: torch.optim.Adam | None = None
-        self._saved: dict[str, Any] | None = None
+        self._saved: dict[str, Any] = {}
         self._undo: list[Callable[[], Any]] = []
 
     # ------------------------------------------------------------------------------------------------- before training
@@ -95,12 +95,14 @@ class LearnedRates(Callback):
             # precision="bf16-true" has halved them too, and would round small steps away.
             layer.logit.data = layer.logit.data.to(torch.promote_types(layer.logit.dtype, torch.float32))
         self.objective = self._make_objective(trainer, pl_module)
+        if "objective" in self._saved:
+            self.objective.load_state_dict(self._saved["objective"])
         self._wrap(pl_module)
         if self.rate_lr is None:
             return
         self.optimizer = torch.optim.Adam(rate_parameters(pl_module), lr=self.rate_lr)
-        if self._saved is not None:
-            self.optimizer.load_state_dict(self._saved)
+        if "optimizer" in self._saved:
+            self.optimizer.load_state_dict(self._saved["optimizer"])
         stepped = trainer.optimizers[0].register_step_post_hook(lambda other, *_: self._step(trainer, other))
         self._undo.append(stepped.remove)
 
@@ -112,7 +114,13 @@ class LearnedRates(Callback):
                 raise DropoutError(
                     "LearnedRates: want one process for held_out data, got several; train without held_out"
                 )
-            return Objective(module, held_out=Whole(self.held_out), steps=_steps(trainer), examples=self.examples)
+            return Objective(
+                module,
+                held_out=Whole(self.held_out),
+                steps=_steps(trainer),
+                examples=self.examples,
+                estimator=self.estimator,
+            )
         examples = self.examples or _count(trainer.train_dataloader)
         return Objective(module, examples=examples, estimator=self.estimator)
 
@@ -181,10 +189,11 @@ class LearnedRates(Callback):
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.optimizer is None else {"optimizer": self.optimizer.state_dict()}
+        states = {"optimizer": self.optimizer, "objective": self.objective}
+        return {name: each.state_dict() for name, each in states.items() if each is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict.get("optimizer")
+        self._saved = state_dict
 
 
 def _count(loader: Any) -> int:

@@ -11,6 +11,7 @@ $T$ the labelled tokens of a step, $B$ its sequences and $N$ those of the traini
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +31,8 @@ from lbdrop.integrations.rates import (
     without_rates,
     write_rates,
 )
-from lbdrop.objective import DEFAULT_ESTIMATOR, Objective
-from lbdrop.rules.bound import Rule
+from lbdrop.objective import Objective
+from lbdrop.rules.rule import Rule, StatefulRule
 
 try:
     from transformers import Trainer
@@ -44,6 +45,8 @@ Base = Trainer if TYPE_CHECKING else object
 
 __all__ = ["LearnedRatesMixin", "LearnedRatesTrainer", "example_losses", "labelled"]
 
+OBJECTIVE_FILE = "learned_rates_state.pt"
+"""The state of the rule, in a checkpoint's folder."""
 IGNORED = -100  # the label that counts for no loss, everywhere in transformers
 SEQUENCE = ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")
 TOKEN = ("ForTokenClassification", "ForMaskedLM", "ForCausalLM", "ForConditionalGeneration")
@@ -149,7 +152,7 @@ class LearnedRatesMixin(Base):
         examples: int | None = None,
         held_out: Any = None,
         rule: Callable[[nn.Module], Rule] | None = None,
-        estimator: str = DEFAULT_ESTIMATOR,
+        estimator: str | None = None,
         **kwargs: Any,
     ):
         self.rate_lr, self.examples, self.held_out, self.rule, self.estimator = (
@@ -170,7 +173,9 @@ class LearnedRatesMixin(Base):
                 if self._steps is None:  # asked for before training
                     self.set_initial_training_values(self.args, self.get_train_dataloader())
                 loader = Whole(self.get_eval_dataloader(self.held_out))
-                self._objective = Objective(self.model, held_out=loader, steps=self._steps, examples=self.examples)
+                self._objective = Objective(
+                    self.model, held_out=loader, steps=self._steps, examples=self.examples, estimator=self.estimator
+                )
             else:
                 self._objective = Objective(self.model, examples=self._count(), estimator=self.estimator)
         return self._objective
@@ -260,6 +265,25 @@ class LearnedRatesMixin(Base):
         super()._save(output_dir, without_rates(self.model) if state_dict is None else state_dict)
         if self.args.should_save:
             save_rates(self.model, output_dir or str(self.args.output_dir))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            torch.save(self.objective.state_dict(), Path(output_dir) / OBJECTIVE_FILE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint) / OBJECTIVE_FILE
+        if path.exists():
+            self.objective.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        elif isinstance(self.objective.rule, StatefulRule):
+            warnings.warn(
+                f"checkpoint: want {OBJECTIVE_FILE} in {checkpoint}, got none, as from an earlier version of lbdrop or a"
+                " checkpoint without an optimiser; the rule begins anew",
+                stacklevel=2,
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _rates_come_apart():

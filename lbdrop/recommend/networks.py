@@ -7,7 +7,7 @@ dense       $h_k = \mathrm{LN}(a(W_k h_{k-1} + \sum_{j<k} h_j))$ — RecVAE, She
 gated       $h = (Wx+b) \odot \sigma(Vx+c)$ — Kim & Suh, Enhancing VAEs for Collaborative Filtering, 2019
 =========== ==================================================================================================
 
-With self-tuned rates every pre-activation passes a :class:`lbdrop.rules.response.Response` to its user's offset.
+With self-tuned rates every pre-activation passes a :class:`lbdrop.recommend.response.Response` to its user's offset.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop.recommend.response import Response
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
-from lbdrop.rules.response import Response
 
 __all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior", "aligned"]
 

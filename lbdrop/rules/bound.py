@@ -1,4 +1,4 @@
-r"""Rules: how rates are learned. One rule is the paper's bound; another is one class with one method.
+r"""The paper's bound: the expected loss under Bernoulli masks plus their KL.
 
 $$ \mathcal{L} = \frac1M \sum_{i=1}^{M} \mathbb{E}_{z_i}\big[\mathcal{E}_i(z_i)\big] + \frac1N\,\mathrm{KL} $$
 
@@ -6,7 +6,6 @@ is the paper's equation 3 divided by $N$.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,64 +13,11 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.estimators import Estimator
-from lbdrop.passes.run import Drawer
-from lbdrop.rules.priors import outgoing_norms
+from lbdrop.evaluation import Evaluation
+from lbdrop.rules.priors import mask_kl, outgoing_norms
 from lbdrop.sites.graph import neighbours
 
-__all__ = ["Bound", "Evaluation", "HeldOutRule", "Rule"]
-
-
-@runtime_checkable
-class Evaluation(Protocol):
-    """What a rule works with: the layers, and the losses of one batch under masks of its choice."""
-
-    @property
-    def layers(self) -> Mapping[str, NoiseLayer]: ...
-
-    def losses(self, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
-        """Per-example losses under each mask, with gradients for weights and logits behind them."""
-        ...
-
-    def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
-        """Per-example losses under masks that ``drawer`` draws; no estimator, so gradients for the weights alone."""
-        ...
-
-    def elsewhere(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
-        """Per-example losses of another batch, in whatever state the model is."""
-        ...
-
-    @property
-    def batch(self) -> tuple[Any, ...]:
-        """What the losses are asked of."""
-        ...
-
-    def instead(self, batch: tuple[Any, ...]) -> "Evaluation":
-        """The same losses, of another batch."""
-        ...
-
-    def summed(self, values: Tensor) -> Tensor:
-        """Values of this process and of all that train the model with it."""
-        ...
-
-
-@runtime_checkable
-class Rule(Protocol):
-    """The scalar to minimise, from the losses of one batch. The one place to add a way of learning rates."""
-
-    def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]: ...
-
-
-@runtime_checkable
-class HeldOutRule(Rule, Protocol):
-    """A rule whose rates follow held-out data, and are moved by it alone: they have no gradient."""
-
-    @property
-    def held_out(self) -> Any: ...
-
-    def restart(self) -> None:
-        """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
-        ...
+__all__ = ["Bound"]
 
 
 class Bound:
@@ -116,10 +62,11 @@ class Bound:
     def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
         units = layer.units or layer.width
         assert units is not None, "the KL is asked for after a forward pass"
-        norms = [outgoing_norms(consumer, _fed(layer, consumer, units)) for consumer in self.consumers.get(name, [])]
+        norms = [outgoing_norms(c, _units_that_feed(c, layer, units)) for c in self.consumers.get(name, [])]
         if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
-            return layer.kl(None, units, self.s, self.prior_keep)
-        return layer.kl(norms[0] if len(norms) == 1 else torch.stack(norms).sum(0), units, self.s, self.prior_keep)
+            return mask_kl(layer, None, units, self.s, self.prior_keep)
+        total = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
+        return mask_kl(layer, total, units, self.s, self.prior_keep)
 
     def __repr__(self) -> str:
         priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"
@@ -127,8 +74,8 @@ class Bound:
         return f"Bound(examples={self.examples}, weight={self.weight}, priors={priors})"
 
 
-def _fed(layer: NoiseLayer, consumer: nn.Module, units: int) -> int:
-    """How many units of the layer feed a consumer: one rate stands for all inputs, or for all channels of a flattened map."""
+def _units_that_feed(consumer: nn.Module, layer: NoiseLayer, units: int) -> int:
+    """How many units of a layer feed a consumer: one rate stands for all inputs, or all channels of a flattened map."""
     if layer.units is not None or (layer.channels and isinstance(consumer, nn.Linear)):
         return units
     return int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))

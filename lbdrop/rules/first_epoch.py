@@ -1,17 +1,17 @@
-"""The first epoch of a run, in which nothing can over-fit yet: a gap to held-out data is something else there."""
+"""The first epoch of a run: nothing can be over-fitted yet, so a gap to held-out data means that these are harder."""
 
 import math
 
 import torch
 
-from lbdrop.rules.bound import Evaluation
+from lbdrop.evaluation import Evaluation
 from lbdrop.rules.held_out import HeldOut, size_of
 
 __all__ = ["FirstEpoch"]
 
 
 class FirstEpoch:
-    """How long it is, where that can be known, and how many held-out batches differ in all processes.
+    """How long the first epoch is, where that can be known, and how many held-out batches differ in all processes.
 
     Args:
         held_out: the held-out data.
@@ -33,7 +33,7 @@ class FirstEpoch:
         self._noted = True
         batch = size_of(evaluation.batch) if self.examples is not None and evaluation.batch else 0
         here = torch.tensor([batch, self.held_out.distinct], device=device)
-        batch, self.distinct = evaluation.summed(here).tolist()
+        batch, self.distinct = evaluation.all_reduce(here).tolist()
         if batch:
             self.length = int(float(self.examples or 0) / batch)
 
@@ -44,5 +44,5 @@ class FirstEpoch:
         return range(max(0, self.length - self.lasts), self.length)
 
     def __contains__(self, step: int) -> bool:
-        """Whether a step is one of it; not where that cannot be known."""
+        """Whether a step is in it; ``False`` where its length cannot be known."""
         return self.length is not None and step < self.length

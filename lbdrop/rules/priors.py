@@ -1,22 +1,59 @@
-r"""The KL between a dropout's masks and its prior, in closed form.
+r"""What a dropout's masks cost under their prior: the KL, in closed form.
 
 With the quantised Gaussian prior of Gal 2016 on the weights $W_k$ that unit $k$ feeds, $s$ its standard deviation:
 
 $$ \mathrm{KL} = \sum_k \frac{p_k}{2s^2}\lVert W_k\rVert^2 - H(p_k) \quad\text{(plain masks)}, \qquad
    \sum_k \frac{1}{2s^2 p_k}\lVert W_k\rVert^2 - H(p_k) \quad\text{(inverted scaling: the weight is } W_k/p_k) $$
 
-Where the dropout feeds no weights that are known, the mask itself has a Bernoulli prior:
-$\mathrm{KL}(\mathrm{Ber}(p)\,\Vert\,\mathrm{Ber}(p_0))$.
+Where no weights are known that the dropout feeds, the mask itself has a Bernoulli prior:
+$\mathrm{KL}(\mathrm{Ber}(p)\,\Vert\,\mathrm{Ber}(p_0))$. A scheme with another KL registers it: ``@mask_kl.register``.
 """
 
 import math
+from functools import singledispatch
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["bernoulli_kl", "entropy", "expected_norms", "gaussian_kl", "outgoing_norms"]
+from lbdrop.dropout import NoiseLayer
+from lbdrop.rivals import FixedDropout, GaussianDropout
+
+__all__ = ["bernoulli_kl", "entropy", "expected_norms", "mask_kl", "outgoing_norms"]
+
+
+@singledispatch
+def mask_kl(
+    layer: NoiseLayer, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
+) -> Float[Tensor, ""]:
+    """What the masks of a layer cost, up to a constant; ``norms`` of the weights it feeds where known."""
+    # An alpha-dropped unit is not zero, so its weights are never switched off: only the mask has a prior.
+    if norms is None or layer.scale == "alpha":
+        return bernoulli_kl(layer.logit, prior_keep).sum() * (1 if layer.units else units)
+    count = 1 if layer.units else norms.numel()  # one rate stands for every unit
+    inverted = layer.scale == "inverted"
+    return expected_norms(layer.logit, norms, s, inverted) - (entropy(layer.logit) * count).sum()
+
+
+@mask_kl.register(FixedDropout)
+def _(
+    layer: FixedDropout, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
+) -> Float[Tensor, ""]:
+    """The weights' part alone: the mask's is a constant."""
+    if norms is None or layer.scale == "alpha":
+        return torch.zeros((), device=layer.logit.device)
+    return expected_norms(layer.logit, norms, s, inverted=layer.scale == "inverted")
+
+
+@mask_kl.register(GaussianDropout)
+def _(
+    layer: GaussianDropout, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
+) -> Float[Tensor, ""]:
+    """Against the log-uniform prior, by the cubic of Kingma et al. 2015, equation 14."""
+    a = layer.variance()
+    negative = 0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3
+    return -negative.sum() * (1 if layer.units else units)
 
 
 def entropy(logit: Float[Tensor, "*units"]) -> Float[Tensor, "*units"]:
@@ -29,14 +66,6 @@ def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Flo
     """KL(Ber(σ(logit)) ‖ Ber(prior_keep)) for every unit."""
     keep = torch.sigmoid(logit)
     return -entropy(logit) - keep * math.log(prior_keep) - (1 - keep) * math.log1p(-prior_keep)
-
-
-def gaussian_kl(
-    logit: Float[Tensor, "*rates"], norms: Float[Tensor, "units"], s: float, inverted: bool
-) -> Float[Tensor, ""]:
-    """The KL of one layer's weights, up to a constant; ``norms`` are the squared norms ‖W_k‖²."""
-    units = 1 if logit.dim() else norms.numel()  # one rate stands for every unit
-    return expected_norms(logit, norms, s, inverted) - (entropy(logit) * units).sum()
 
 
 def expected_norms(
@@ -60,5 +89,5 @@ def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
         groups = getattr(consumer, "groups", 1)
         inputs = weight.shape[1]
         squares = weight.view(groups, -1, inputs, weight.shape[2:].numel()).pow(2).sum((1, 3)).flatten()
-    # Each step takes this way, so it does nothing where a unit feeds a single column.
+    # Every step comes here: nothing is summed where a unit feeds a single column.
     return squares if len(squares) == units else squares.view(units, -1).sum(1)

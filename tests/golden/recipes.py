@@ -106,7 +106,7 @@ def balanced_shapes() -> Numbers:
 
 
 def self_tuning() -> Numbers:
-    from lbdrop import SelfTuning
+    from experiments.rival_rules.self_tuning import SelfTuning
 
     data, held_out, found = small.examples(64, *FEATURES), small.cut(small.examples(32, *FEATURES, seed=1), 16), {}
     settings: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def self_tuning() -> Numbers:
 
 
 def one_step() -> Numbers:
-    from experiments.rates.one_step import OneStep
+    from experiments.rival_rules.one_step import OneStep
 
     data, held_out = small.examples(64, *FEATURES), small.cut(small.examples(32, *FEATURES, seed=1), 16)
     found = {}
@@ -139,7 +139,7 @@ def one_step() -> Numbers:
 
 
 def mask_prior() -> Numbers:
-    from experiments.rates.contestants import MaskPrior
+    from experiments.rival_rules.mask_prior import MaskPrior
 
     data, found = small.examples(64, *FEATURES), {}
     for per in ("layer", "unit"):
@@ -261,7 +261,7 @@ def pruned() -> Numbers:
 
 def resumed() -> Numbers:
     """Stopped at half, loaded into a new model and objective, and trained on."""
-    from lbdrop import SelfTuning
+    from experiments.rival_rules.self_tuning import SelfTuning
 
     data, held_out = small.examples(64, *FEATURES), [small.examples(16, *FEATURES, seed=1)]
     rules: dict[str, Callable[[nn.Module], Any]] = {

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbdrop
+from experiments.rival_rules.self_tuning import parameter_groups
 from lbdrop.dropout import noise_layers
 
 from .records import Numbers
@@ -94,7 +95,7 @@ def convert(model: nn.Module, data: Batch, **options: Any) -> nn.Module:
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(lbdrop.parameter_groups(model, 0.05, lr=0.01))
+    return torch.optim.Adam(parameter_groups(model, 0.05, lr=0.01))
 
 
 def train(
@@ -119,7 +120,7 @@ def state(model: nn.Module) -> Numbers:
         if id(layer.logit) not in seen:
             logits[f"logit {name}"] = layer.logit.detach().flatten().tolist()
             seen.add(id(layer.logit))
-    weights = lbdrop.parameter_groups(model)[0]["params"]
+    weights = parameter_groups(model)[0]["params"]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     running = [t for m in norms for t in (m.running_mean, m.running_var) if t is not None]
     sums = [s for t in (*weights, *running) for s in sums_of(t)]

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lbdrop
+from experiments.rival_rules.masks_around import MasksAround
+from experiments.rival_rules.self_tuning import SelfTuning, parameter_groups
 from experiments.vision.batches import Batches
 from experiments.vision.train import Schedule
 from experiments.vision.train import fit as fit_images
-from lbdrop import Balanced, LearnableDropout, Objective, SelfTuning
+from lbdrop import Balanced, LearnableDropout, Objective
 from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Draw, Estimator
 from lbdrop.metrics.ranking_streams import Ranking
@@ -27,7 +29,6 @@ from lbdrop.recommend.shop import generate_shop
 from lbdrop.recommend.splits import split_users
 from lbdrop.recommend.train import fit as fit_recommender
 from lbdrop.recommend.vae import VAE
-from lbdrop.rules.around import Around
 
 EXAMPLES = 8
 ESTIMATORS = ("arm", "disarm", "rloo-3", "double-cv-4")
@@ -89,7 +90,7 @@ def core_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]:
         estimator=name,
         generator=torch.Generator().manual_seed(2),
     )
-    objective.estimator = sliced(objective.estimator, rows)
+    objective.runner.estimator = sliced(objective.runner.estimator, rows)
     objective(losses, *(each[rows] for each in data())).backward()
     return gradients(model)
 
@@ -105,19 +106,19 @@ def tuned(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
     objective = Objective(model, rule)
     if wrapped:
         objective.model = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(lbdrop.parameter_groups(model, lr=0.3, rate_lr=0.3))
-    look, uniforms = Around.look, NoiseLayer.uniforms
+    optimizer = torch.optim.SGD(parameter_groups(model, lr=0.3, rate_lr=0.3))
+    shift, uniforms = MasksAround.shift, NoiseLayer.uniforms
 
-    def offsets(self: Around, layer: NoiseLayer, examples: int) -> None:
+    def offsets(self: MasksAround, layer: NoiseLayer, examples: int) -> None:
         if self.offsets is None and self.spread:
             whole = torch.randn(EXAMPLES, len(rule.logits), dtype=torch.float64, generator=generator)
             self.offsets = whole[rows].requires_grad_(self.follow)
-        look(self, layer, examples)
+        shift(self, layer, examples)
 
     def masks(self: NoiseLayer, shape: Any, *rest: Any) -> Tensor:
         return uniforms(self, (shape[0], EXAMPLES, *shape[2:]), *rest)[:, rows]
 
-    with mock.patch.object(Around, "look", offsets), mock.patch.object(NoiseLayer, "uniforms", masks):
+    with mock.patch.object(MasksAround, "shift", offsets), mock.patch.object(NoiseLayer, "uniforms", masks):
         for _ in range(40):  # rates move for 24 of them
             optimizer.zero_grad()
             objective(losses, x[rows], y[rows]).backward()
@@ -138,7 +139,9 @@ def balanced(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
         optimizer.zero_grad()
         objective(losses, x[rows], y[rows]).backward()
         optimizer.step()
-    return {name: p.detach().clone() for name, p in model.named_parameters()} | {"looks": rule.ledger.compared[0]}
+    return {name: p.detach().clone() for name, p in model.named_parameters()} | {
+        "measurements": rule.measurements.sums[0]
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ the recommender

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop.rules.response import Response
+from lbdrop.recommend.response import Response
 
 
 def crossed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.rival_rules.self_tuning import SelfTuning
 from experiments.vision.train import Classifier, Schedule
 from helpers import shared_work as work
-from lbdrop import DropoutError, LearnableDropout, Objective, SelfTuning
+from lbdrop import DropoutError, LearnableDropout, Objective
 from lbdrop.cli import app
 from lbdrop.guards import processes
 from lbdrop.io import files
@@ -32,8 +33,10 @@ def masks_of_a_seed() -> Tensor:
     """The first masks after the same seed in every process."""
     model, drawn = work.network(), []
     objective = Objective(DistributedDataParallel(model), examples=100, estimator="disarm")
-    plain = objective.estimator.draw
-    objective.estimator = objective.estimator._replace(draw=lambda *a: drawn.append(plain(*a)) or drawn[-1])
+    plain = objective.runner.estimator.draw
+    objective.runner.estimator = objective.runner.estimator._replace(
+        draw=lambda *a: drawn.append(plain(*a)) or drawn[-1]
+    )
     torch.manual_seed(0)
     objective(work.losses, *work.data()).backward()
     return drawn[0].z

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lbdrop import Bound, LearnableDropout, Objective, masks, predict
 from lbdrop.dropout import learned_layers
 from lbdrop.passes import run as passes
-from lbdrop.rules.around import Around
+from lbdrop.rules.measurements import MasksAt
 
 
 class Skip(nn.Module):
@@ -86,7 +86,7 @@ def test_quiet_rates_run_the_deterministic_pass_under_one_mask_as_under_several(
     with masks.deterministic(model):
         expected = model(x)
     for count in (1, 3):
-        found, reached = passes.run(model, lambda: model(x), count, Around([logit], 0.0, masks=count, quiet=[logit]))
+        found, reached = passes.run(model, lambda: model(x), count, MasksAt([logit], count))
         torch.testing.assert_close(found, expected.expand(count, 5, 3))
         assert reached == {model[1]}
 

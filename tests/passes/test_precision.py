@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop import DropoutError, LearnableDropout, Objective, SelfTuning, masks, predict
+from experiments.rival_rules.self_tuning import SelfTuning
+from lbdrop import DropoutError, LearnableDropout, Objective, masks, predict
 from lbdrop.dropout import NoiseLayer
 from lbdrop.passes import autocast as precision
 from lbdrop.passes import run as passes
 from lbdrop.passes.autocast import lane_autocast
-from lbdrop.rules.response import Response
+from lbdrop.recommend.response import Response
 from lbdrop.sites.lora import GatedRanks
 
 HALF = torch.bfloat16

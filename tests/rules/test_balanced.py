@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Balanced, Objective, parameter_groups
-from lbdrop.rules.balanced import EARLY, FIRST, GAMMA, KAPPA, LEAST, MOST
+from lbdrop.rules.balanced import CONSTANTS as C
 
 Pair = tuple[Tensor, Tensor]
 
@@ -23,14 +23,14 @@ def odds(layer: Any) -> float:
 
 @pytest.mark.parametrize("start", [0.05, 0.7])
 def test_noise_costs_its_share_of_what_over_fitting_takes_from_below_and_from_above(start: float) -> None:
-    model, train, held_out, expected = over_fitted(KAPPA)
+    model, train, held_out, expected = over_fitted(C.cost_share)
     rule = Balanced(model, [held_out], steps=1000, start=start, every=1)
     objective = Objective(model, rule)
-    for _ in range(rule.settles):  # weights stay where they are
+    for _ in range(rule.frozen_after):  # weights stay where they are
         objective(squares, *train)
-    assert 1.5 * FIRST / (1 - FIRST) < expected < 0.7 * MOST / (1 - MOST)
+    assert 1.5 * C.start / (1 - C.start) < expected < 0.7 * C.max_rate / (1 - C.max_rate)
     assert odds(model[0]) == pytest.approx(expected, rel=0.15)
-    assert rule.settled
+    assert rule.phase == "frozen"
 
 
 class Halves(nn.Module):
@@ -48,7 +48,7 @@ class Halves(nn.Module):
 
 
 def test_a_dearer_layer_has_less_noise_and_both_cost_the_share_together() -> None:
-    plain, train, held_out, _ = over_fitted(KAPPA)
+    plain, train, held_out, _ = over_fitted(C.cost_share)
     weight = plain[1].weight.detach().clone()
     weight[:, 10:] *= 2
     model = Halves(weight).double()
@@ -58,11 +58,11 @@ def test_a_dearer_layer_has_less_noise_and_both_cost_the_share_together() -> Non
     gap = (squares(model.out, *out).mean() - squares(model.out, *within).mean()).detach()
     rule = Balanced(model, [out], steps=2000, every=1)
     objective = Objective(model, rule)
-    for _ in range(rule.settles):
+    for _ in range(rule.frozen_after):
         objective(squares, *within)
     found = torch.tensor([odds(model.first), odds(model.second)]).double()
-    assert float(found @ prices) == pytest.approx(float(KAPPA * gap), rel=0.2)
-    assert float(found[0] / found[1]) == pytest.approx(float((prices[1] / prices[0]) ** GAMMA), rel=0.3)
+    assert float(found @ prices) == pytest.approx(float(C.cost_share * gap), rel=0.2)
+    assert float(found[0] / found[1]) == pytest.approx(float((prices[1] / prices[0]) ** C.cost_power), rel=0.3)
     assert found[0] > 1.3 * found[1]
 
 
@@ -103,7 +103,7 @@ def test_a_linear_regression_ends_near_its_best_rate_from_far_below_and_far_abov
     train, held = regression()
     grid = [i / 100 for i in range(1, 90)]
     best = min(at_rate(train, held, rate)[0] for rate in grid)
-    balanced = next(rate for rate in grid if at_rate(train, held, rate)[1] >= KAPPA)
+    balanced = next(rate for rate in grid if at_rate(train, held, rate)[1] >= C.cost_share)
     torch.manual_seed(0)
     model = lbdrop.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)), verbose=False)
     trained(model, Balanced(model, [held], steps=900, share=0.9, start=start, masks=4), train, 900)
@@ -142,7 +142,7 @@ def test_where_every_rate_hurts_dropout_is_off() -> None:
 
 
 def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
-    model, train, held_out, _ = over_fitted(KAPPA)
+    model, train, held_out, _ = over_fitted(C.cost_share)
     objective = Objective(model, Balanced(model, [held_out], steps=3000, every=3))
     moved = []
     for _ in range(21):
@@ -162,11 +162,11 @@ def test_in_the_first_steps_rates_only_rise() -> None:
     for _ in range(120):
         objective(squares, x, y)
         rates.append(model[0].p)
-    early = round(EARLY * 0.4 * 1000)
-    assert rates[: early - 1] == pytest.approx([FIRST] * (early - 1))
+    early = round(C.warm_up * 0.4 * 1000)
+    assert rates[: early - 1] == pytest.approx([C.start] * (early - 1))
     assert rates[-1] < 1e-20  # then it is off, for it surely costs more than it can give
-    assert rule.settled
-    assert rule.ledger.steps == early
+    assert rule.phase == "frozen"
+    assert rule.step == early
 
 
 def test_what_may_be_of_use_later_is_not_off_for_good_when_the_first_steps_are_over() -> None:
@@ -176,25 +176,25 @@ def test_what_may_be_of_use_later_is_not_off_for_good_when_the_first_steps_are_o
     for step in range(200):
         objective(squares, x, y)
         if step < 100:  # a gap of nothing, give or take ten
-            rule.ledger.compared[4] += 100
+            rule.measurements.sums[4] += 100
         elif step > 150:
-            rule.ledger.compared[2] += 10
+            rule.measurements.sums[2] += 10
         rates.append(model[0].p)
-    assert rule.ledger.judged
-    assert not rule.settled
-    assert rates[149] == pytest.approx(LEAST)
-    assert rates[-1] > FIRST
+    assert rule.judged
+    assert rule.phase == "measuring"
+    assert rates[149] == pytest.approx(C.min_rate)
+    assert rates[-1] > C.start
 
 
 def test_a_frozen_rate_stays_and_the_others_move() -> None:
-    plain, train, held_out, _ = over_fitted(KAPPA)
+    plain, train, held_out, _ = over_fitted(C.cost_share)
     model = Halves(plain[1].weight.detach().clone()).double()
     model.first.logit.requires_grad_(False)
     objective = Objective(model, Balanced(model, [held_out], steps=1000, every=1))
     for _ in range(20):
         objective(squares, *train)
     assert model.first.p == pytest.approx(0.3)
-    assert model.second.p > 1.5 * FIRST
+    assert model.second.p > 1.5 * C.start
 
 
 def test_every_rate_has_its_turn() -> None:
@@ -204,8 +204,8 @@ def test_every_rate_has_its_turn() -> None:
     objective = Objective(model, rule)
     for looks, known in ((1, 2), (2, 4), (3, 5)):
         objective(squares, x, y)
-        assert rule.ledger.looks == looks
-        assert int((rule.ledger.alone[1] > 0).sum()) == known
+        assert rule.measurements.count == looks
+        assert int((rule.measurements.alone[1] > 0).sum()) == known
 
 
 def test_calls_without_gradients_are_no_steps() -> None:
@@ -216,7 +216,7 @@ def test_calls_without_gradients_are_no_steps() -> None:
         objective(crossed, x, y).backward()
         with torch.no_grad():
             objective(crossed, x, y)
-    assert rule.ledger.steps == 4
+    assert rule.step == 4
 
 
 def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
@@ -226,7 +226,7 @@ def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
     rule = Balanced(model, [(100 + x, y)], steps=100, every=1)
     model[3].eval()
     Objective(model, rule)(crossed, x, y).backward()
-    assert rule.ledger.looks == 1
+    assert rule.measurements.count == 1
     assert int(model[1].num_batches_tracked) == 1
     assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
     assert [module.training for module in model] == [True, True, True, False]
@@ -253,7 +253,7 @@ def test_the_rates_that_a_model_comes_with_do_not_matter() -> None:
             optimizer.step()
         ends.append([model[0].p, model[3].p])
     assert ends[0] == ends[1]
-    assert max(ends[0]) > 2 * FIRST
+    assert max(ends[0]) > 2 * C.start
 
 
 @pytest.mark.parametrize(("epochs", "known"), [(0.5, True), (8, True), (8, False)])
@@ -269,9 +269,9 @@ def test_noise_rises_by_harder_held_out_data_only_where_nobody_can_know_that_the
     rule = Balanced(model, [(more[4000:], worse)], steps=steps, examples=4000 if known else None, every=1)
     model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
     batches, objective = torch.arange(4000).split(20), Objective(model, rule)
-    for step in range(rule.settles):
+    for step in range(rule.frozen_after):
         rows = batches[step % 200]
         objective(squares, x[rows], y[rows]).backward()
     assert (model[0].p > 0.3) != known
-    assert model[0].p <= FIRST + 1e-6 or not known
-    assert (rule.ledger.looks > 0) == (epochs > 1)  # in a first epoch nothing is compared
+    assert model[0].p <= C.start + 1e-6 or not known
+    assert (rule.measurements.count > 0) == (epochs > 1)  # in a first epoch nothing is compared

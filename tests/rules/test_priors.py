@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lbdrop import LearnableDropout, Objective
-from lbdrop.rules.priors import bernoulli_kl, entropy, gaussian_kl, outgoing_norms
+from lbdrop import ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
+from lbdrop.rules.priors import bernoulli_kl, entropy, mask_kl, outgoing_norms
 
 
 def test_kl_terms_equal_their_definitions() -> None:
@@ -22,9 +22,9 @@ def test_gaussian_kl_weighs_outgoing_weights_as_the_mask_does(scale, power: int)
     norms = torch.tensor([1.0, 4.0, 9.0])
     layer = LearnableDropout(3, 0.2, scale=scale)
     expected = (norms * 0.8**power / 2 - torch.distributions.Bernoulli(0.8).entropy()).sum()
-    torch.testing.assert_close(gaussian_kl(layer.logit, norms, 1.0, scale == "inverted"), expected)
+    torch.testing.assert_close(mask_kl(layer, norms, 3, 1.0, 0.5), expected)
     one = LearnableDropout(None, 0.2, scale=scale)
-    torch.testing.assert_close(one.kl(norms, 3, 1.0, 0.5), expected)
+    torch.testing.assert_close(mask_kl(one, norms, 3, 1.0, 0.5), expected)
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,28 @@ def test_the_prior_of_each_layer_is_shown() -> None:
         nn.Linear(3, 8), LearnableDropout(8), nn.ReLU(), nn.Linear(8, 4), LearnableDropout(4), nn.Tanh()
     )
     assert "'1': 'Gaussian, s=1.0', '4': 'Bernoulli, keep=0.5'" in repr(Objective(model, examples=10))
+
+
+def test_gaussian_kl_follows_the_integral_it_approximates() -> None:
+    """−KL = ½ log a − E log|ε| + const for ε ~ N(1, a) (Kingma et al. 2015): differences between two variances."""
+    draws = torch.randn(2_000_000, dtype=torch.double)
+
+    def exact(a: float) -> float:
+        return float(-0.5 * torch.log(torch.tensor(a)) + torch.log((1 + a**0.5 * draws).abs()).mean())
+
+    def ours(a: float) -> float:
+        layer = GaussianDropout(1, a / (1 + a)).double()
+        return mask_kl(layer, None, 1, 1.0, 0.5).item()
+
+    for a, b in [(0.1, 0.3), (0.3, 0.6), (0.6, 0.95)]:
+        assert ours(a) - ours(b) == pytest.approx(exact(a) - exact(b), abs=0.02)
+
+
+def test_fixed_rates_pay_for_weights_alone_and_the_others_for_their_masks_too() -> None:
+    norms = torch.tensor([1.0, 2.0])
+    entropy = torch.distributions.Bernoulli(0.7).entropy()
+    fixed, learned = FixedDropout(2, 0.3), LearnableDropout(2, 0.3)
+    torch.testing.assert_close(mask_kl(fixed, norms, 2, 1.0, 0.5) - 2 * entropy, mask_kl(learned, norms, 2, 1.0, 0.5))
+    torch.testing.assert_close(
+        mask_kl(ConcreteDropout(2, 0.3), norms, 2, 1.0, 0.5), mask_kl(learned, norms, 2, 1.0, 0.5)
+    )

@@ -123,7 +123,7 @@ def test_the_way_down_is_one_operation_for_all_masks_of_a_step(monkeypatch: pyte
     objective = Objective(model, examples=10, estimator="rloo-2", coupled=True)
     objective(losses, x, y)  # the engine is chosen
     ran.clear()
-    found = objective.evaluate(lambda m: losses(m, x, y))
+    found = objective.evaluation(lambda m: losses(m, x, y)).losses()
     assert torch.equal(found[0], found[1])
     assert ran.count(1) == 5  # blocks of the way down have one input, those of the way up two
     assert ran.count(2) == 2 * 5

@@ -149,9 +149,9 @@ def test_fixed_dropout_is_the_same_under_all_masks_of_a_step() -> None:
             layer.dropout.logit.fill_(60.0)
     x, y = torch.rand(2, 3, 32, 40), torch.randint(0, 11, (2, 32, 40))
     objective = Objective(model, examples=10, estimator="rloo-2", coupled=True)
-    found = objective.evaluate(lambda m: losses(m, x, y))
+    found = objective.evaluation(lambda m: losses(m, x, y)).losses()
     assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], objective.evaluate(lambda m: losses(m, x, y))[0])
+    assert not torch.equal(found[0], objective.evaluation(lambda m: losses(m, x, y)).losses()[0])
 
 
 # ------------------------------------------------------------------------------------------------------ shared prefix

@@ -26,19 +26,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from experiments.rival_rules import noise_share, noise_trial
+from experiments.rival_rules.masks_around import MasksAround, Widths
+from experiments.rival_rules.responding import RespondingDropout, replace_dropouts
+from experiments.rival_rules.response_check import ResponseCheck
+from experiments.rival_rules.slopes import Slopes
+from lbdrop import objective
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
+from lbdrop.evaluation import Evaluation
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
-from lbdrop.rules import balance, trial
-from lbdrop.rules.alive import Alive
-from lbdrop.rules.around import Around, Widths
-from lbdrop.rules.bound import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut
-from lbdrop.rules.slopes import Slopes
+from lbdrop.rules.measurements import Measurements, losses_at, shift_sums, sums_of
+from lbdrop.rules.rule import Phase
 
-__all__ = ["EVERY", "SelfTuning"]
+__all__ = ["EVERY", "SelfTuning", "parameter_groups"]
 
 # After so many looks at held-out data, fewer in a short run, it is asked whether the responses have moved.
 PATIENCE = 50
@@ -111,9 +115,9 @@ class SelfTuning:
         self.every = max(1, min(EVERY, self.settles // LOOKS)) if every is None else every
         self.begins, self.sifts = int(plain * self.settles), math.ceil(SIFTED * self.settles)
         self._asks = {math.ceil(part * self.begins) for part in EARLY}
-        self._fresh = True
         self.window = max(5.0, self.settles / self.every / WINDOWS)
-        self.layers = learned_layers(model)
+        replace_dropouts(model)
+        self.layers = {n: m for n, m in learned_layers(model).items() if isinstance(m, RespondingDropout)}
         self.logits = list({id(layer.logit): layer.logit for layer in self.layers.values()}.values())
         if not self.logits:
             raise DropoutError("self-tuning: want a model with learned dropouts; call lbdrop.convert(model) first")
@@ -122,22 +126,20 @@ class SelfTuning:
             self.held_out.count()
         self.last_held_out: Tensor | None = None
         self._answer(example)
-        first = next(iter(self.layers.values()))
-        if first.slopes is None or first.slopes.rates != len(self.logits):  # else a rule made anew goes on
-            first.slopes = Slopes(len(self.logits))
-            for logit in self.logits:
-                if logit.requires_grad:
-                    logit.data.fill_(logit_of(trial.RATE if start is None else start))
-        self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, trial.STEPS)
+        for logit in self._moving:
+            logit.data.fill_(logit_of(noise_trial.RATE if start is None else start))
+        self.slopes, self.measurements = Slopes(len(self.logits)), Measurements(1)
+        self.trial_sums = torch.zeros(9, len(self.logits), dtype=torch.float64)
+        self.began = 0  # the step at which rates began to move early
+        self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, noise_trial.STEPS)
         self._at_once = self.held_out.at_once
-        self._looks, self._alive = 0, Alive(model, self.layers, self.logits)
+        self._looks, self._check = 0, ResponseCheck(model, self.layers, self.logits)
 
     @property
-    def slopes(self) -> Slopes:
-        """What held-out data have said; part of the model's state, which a run taken up again has loaded."""
-        found = next(iter(self.layers.values())).slopes
-        assert found is not None
-        return found
+    def phase(self) -> Phase:
+        if self.settled:
+            return "frozen"
+        return "warm-up" if self.slopes.steps < self.begins else "measuring"
 
     @property
     def settled(self) -> bool:
@@ -149,22 +151,20 @@ class SelfTuning:
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         if not torch.is_grad_enabled():
             return self._around_now(evaluation)
-        if self._fresh:
-            self._take_up()
         self.first_epoch.note(evaluation, self.logits[0].device)
         if not self.settled:
             self._begin_if_due()
         if self.settled:
             self._stay(self.logits)
             if self.examples is not None:
-                evaluation = evaluation.instead(self.held_out.mixed(evaluation.batch, self.examples))
+                evaluation = evaluation.with_batch(self.held_out.mixed(evaluation.batch, self.examples))
             return self._around_now(evaluation)
         expected = self._around_now(evaluation)
         if self.slopes.steps == 0 < self.begins:
             self.look(evaluation)  # for nothing, but that a mistake shows now, and not where the first look counts
         if self.slopes.steps in self.first_epoch.last():
             self._see_shift(evaluation)
-        if self.begins - trial.STEPS <= self.slopes.steps < self.begins:
+        if self.begins - noise_trial.STEPS <= self.slopes.steps < self.begins:
             self._try_noise(evaluation)
         self.slopes.steps += 1
         if self.slopes.steps > self.begins:
@@ -184,25 +184,27 @@ class SelfTuning:
     def _around_now(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         """The training loss: without dropout at first, then around the rates while they move, at them when they are settled."""
         plain = self.slopes.steps < self.begins and not self.settled
-        around = self._around(0.0 if self.settled or plain else self.spread, quiet=self.logits if plain else ())
+        around = self._around(0.0 if self.settled or plain else self.spread, silent=self.logits if plain else ())
         with around.opened(), frozen(self.logits) if plain else nullcontext():
             return evaluation.sampled(around, self.masks).mean()
 
-    def _around(self, spread: float, *, quiet: Sequence[Tensor] = (), follow: bool = False) -> Around:
-        return Around(self.logits, spread, masks=self.masks, quiet=quiet, follow=follow, generator=self.generator)
+    def _around(self, spread: float, *, silent: Sequence[Tensor] = (), follow: bool = False) -> MasksAround:
+        return MasksAround(
+            self.logits, spread, masks=self.masks, silent=silent, follow=follow, generator=self.generator
+        )
 
     def _look(self, evaluation: Evaluation) -> None:
         """At a held-out batch: take its slopes in, and move the rates."""
         self._looks += 1
         if self._looks % max(5, min(PATIENCE, round(self.window))) == 0:
-            self._alive.ask(self._looks)
+            self._check.check(self._looks)
         offsets, slopes = self.look(evaluation)
         now = torch.stack([logit.detach().float().mean() for logit in self.logits])
-        self.slopes.add(evaluation.summed(Slopes.sums_of(now + offsets, slopes)), self.window)
+        self.slopes.add(evaluation.all_reduce(Slopes.sums_of(now + offsets, slopes)), self.window)
         if self.slopes.steps - self.begins < self.every * self.window / 2:  # too little seen
             return
         low, high = logit_of(HIGHEST), logit_of(LOWEST)
-        by = balance.correction(*self._weighing())
+        by = noise_share.correction(self.measurements, self._odds(), self.first_epoch.distinct)
         for logit, step in zip(self.logits, self.slopes.step(now, self.window), strict=True):
             if logit.requires_grad:
                 # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
@@ -216,66 +218,48 @@ class SelfTuning:
         batch = self.held_out.next()
         around = self._around(self.spread, follow=True)
         with eval_mode(self.model), around.opened(), use(self.model, around), without_cudnn_recurrence(self.model):
-            held_out = evaluation.elsewhere(batch)
+            held_out = evaluation.losses_on(batch)
         self.last_held_out = held_out.detach().mean()
         assert around.offsets is not None
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()
 
     def _weigh(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> None:
-        """What noise costs, and what over-fitting takes, of this batch and of a held-out one; in a model as at test."""
+        """The cost of noise and the gap, of this batch and of a held-out one; in a model as at test."""
         if self._in_first_epoch:
             return
+        frozen_rates = [logit for logit in self.logits if not logit.requires_grad]
         with torch.no_grad():
-            plain = trial.plain(evaluation, self.logits, self.generator)
-            noisy = trial.noisy(evaluation, self.logits, self.generator)
+            plain = losses_at(evaluation, self.logits, self.generator)
+            noisy = losses_at(evaluation, frozen_rates, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        found = evaluation.summed(balance.sums_of(plain, noisy, held_out, self._odds()))
-        before = self._weighed.to(found)
-        # A look that is not finite would stay in the sums for ever.
-        self._weighed = torch.where(found.isfinite().all(), found + (1 - 1 / self.window) * before, before)
-
-    @property
-    def _weighed(self) -> Float[Tensor, "6"]:
-        return self.slopes.trial[trial.BALANCE, 0]
-
-    @_weighed.setter
-    def _weighed(self, sums: Float[Tensor, "6"]) -> None:
-        self.slopes.trial = self.slopes.trial.to(sums)
-        self.slopes.trial[trial.BALANCE] = sums[:, None]
-
-    def _weighing(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]:
-        """For :mod:`lbdrop.rules.balance`."""
-        by, variance = trial.shift(self.slopes.trial)
-        return self._weighed, self._odds(), (by[0], variance[0]), self.first_epoch.distinct
+        found = evaluation.all_reduce(sums_of(plain, noisy, held_out, self._odds()))
+        self.measurements.add(found, [0], torch.zeros_like(found[:2, None]), 1 - 1 / self.window, 0.0)
 
     def _odds(self) -> Float[Tensor, ""]:
         """Of all rates that move, in a sum."""
         return torch.stack([(-logit.detach().float()).exp().mean() for logit in self._moving]).sum()
 
     def _try_noise(self, evaluation: Evaluation) -> None:
-        which = trial.turn(self.slopes.steps, self.logits)
+        which = noise_trial.turn(self.slopes.steps, self.logits)
         with eval_mode(self.model), torch.no_grad():
-            trained, costs = trial.costs(evaluation, self.logits, which, self.generator)
+            trained, costs = noise_trial.costs(evaluation, self.logits, which, self.generator)
             held_out = self._held_out_losses(evaluation, self.held_out.next())
-        self._sum_up(evaluation, trial.sums_of(costs, which, len(self.logits), trained, held_out), trial.BEGIN)
+        found = noise_trial.sums_of(costs, which, len(self.logits), trained, held_out)
+        self.trial_sums = self.trial_sums.to(found) + evaluation.all_reduce(found.clone())
 
     def _see_shift(self, evaluation: Evaluation) -> None:
-        """How much harder held-out examples are than these, which have not been trained on yet; batches are put back too."""
+        """How much harder held-out examples are than these, which have not been trained on yet; no batch is used up."""
         batch = self.held_out.ahead(self.slopes.steps - self.first_epoch.last().start)
         with eval_mode(self.model), torch.no_grad():
-            fresh = trial.plain(evaluation, self.logits, self.generator)
+            fresh = losses_at(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        self._sum_up(evaluation, trial.shift_of(fresh, held_out, len(self.logits)), trial.SHIFT)
-
-    def _sum_up(self, evaluation: Evaluation, found: Float[Tensor, "rows rates"], at: slice) -> None:
-        self.slopes.trial = self.slopes.trial.to(found)
-        self.slopes.trial[at] += evaluation.summed(found.clone())
+        self.measurements.add_shift(evaluation.all_reduce(shift_sums(fresh, held_out)))
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
         around = self._around(0.0)
         with around.opened(), use(self.model, around):
-            return evaluation.elsewhere(batch).float()
+            return evaluation.losses_on(batch).float()
 
     @property
     def _in_first_epoch(self) -> bool:
@@ -285,21 +269,22 @@ class SelfTuning:
         """With noise: at once where it surely pays, for what is memorised without is not easily forgotten."""
         now = self.slopes.steps
         if now in self._asks and now < self.begins and not self._in_first_epoch:
-            sure, times = balance.beyond(*self._weighing())
+            sure, times = noise_share.beyond(self.measurements, self._odds(), self.first_epoch.distinct)
             if bool(sure):
                 self.begins = now
-                self.slopes.trial[trial.BEGAN] = now
-                self._begin_at(trial.within(float(times * self._odds()) / len(self._moving)))
-        elif now == self.begins > 0 and not self.slopes.trial[trial.BEGAN, 0]:
+                self.began = now
+                self._begin_at(noise_trial.within(float(times * self._odds()) / len(self._moving)))
+        elif now == self.begins > 0 and not self.began:
             # In a first epoch nothing can over-fit yet, and noise that costs anything would be too dear.
             if not self._in_first_epoch:
-                self._switch_off(trial.too_dear(self.slopes.trial))
-            self._begin_at(trial.balanced(self.slopes.trial, [logit.requires_grad for logit in self.logits]))
+                self._switch_off(noise_trial.too_costly(self.trial_sums))
+            left = [logit.requires_grad for logit in self.logits]
+            self._begin_at(noise_trial.start_rate(self.trial_sums, left, self.measurements.shift()))
 
     def _begin_at(self, rate: float) -> None:
         for logit in self._moving if self.start is None else ():
             logit.data.fill_(logit_of(rate))
-        self._weighed = torch.zeros_like(self._weighed)
+        self.measurements.sums = torch.zeros_like(self.measurements.sums)
 
     @property
     def _moving(self) -> list[nn.Parameter]:
@@ -322,14 +307,21 @@ class SelfTuning:
         for logit in logits:
             logit.requires_grad_(False)
 
-    def _take_up(self) -> None:
-        """A state that was loaded has rates that are off, beyond where others can be, but not that they stay so."""
-        self._fresh = False
-        self.begins = int(self.slopes.trial[trial.BEGAN, 0]) or self.begins
-        off = [logit for logit in self._moving if bool((logit > logit_of(LOWEST) + 1).all())]
-        for logit in off if self.slopes.steps else ():
-            logit.data.fill_(OFF)
-            logit.requires_grad_(False)
+    def state_dict(self) -> dict[str, Any]:
+        off = [rate for rate, logit in enumerate(self.logits) if bool((logit > logit_of(LOWEST) + 1).all())]
+        return {
+            "slopes": self.slopes.state_dict(), "measurements": self.measurements.state_dict(),
+            "trial": self.trial_sums, "began": self.began, "off": off,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.slopes.load_state_dict(state["slopes"])
+        self.measurements.load_state_dict(state["measurements"])
+        self.trial_sums, self.began = state["trial"].clone(), state["began"]
+        self.begins = self.began or self.begins
+        for rate in state["off"] if self.slopes.steps else ():
+            self.logits[rate].data.fill_(OFF)
+            self.logits[rate].requires_grad_(False)
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""
@@ -361,8 +353,8 @@ class SelfTuning:
                 raise DropoutError(f"dropout that the example does not reach: {name}; its rate cannot be learned")
             layer.rate_index = place[id(layer.logit)]
         for layer, width, dims in seen.found:
-            if layer in self.layers.values():
-                layer.answer(len(self.logits), width, dims)
+            if isinstance(layer, RespondingDropout):
+                layer.respond(len(self.logits), width, dims)
 
     def rates(self) -> dict[str, float]:
         """The mean rate of each layer as it is now."""
@@ -374,3 +366,13 @@ class SelfTuning:
             f"SelfTuning({len(self.logits)} rates, moving from step {self.begins}, settled after {self.settles},"
             f" spread={self.spread}, every={self.every}, masks={self.masks}, held-out data {back})"
         )
+
+
+def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
+    """Those of :func:`lbdrop.parameter_groups`, and the responses in a third, which learns like the rates."""
+    weights, rates = objective.parameter_groups(model, rate_lr, **options)
+    layers = [layer for layer in learned_layers(model).values() if isinstance(layer, RespondingDropout)]
+    responses = {id(p): p for layer in layers if layer.responses for p in layer.responses.parameters()}
+    weights["params"] = [p for p in weights["params"] if id(p) not in responses]
+    # Relative changes per logit, so of the rates' scale whatever that of the weights is.
+    return [weights, rates, {**rates, "params": list(responses.values())}] if responses else [weights, rates]

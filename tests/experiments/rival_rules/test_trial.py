@@ -3,11 +3,6 @@
 import pytest
 import torch
 from helpers.least_squares_with_dropout import linear, squares
-from torch import Tensor, nn
-
-import lbdrop
-from lbdrop import Objective, SelfTuning
-from lbdrop.objective import _Batch
 from lbdrop.rules.slopes import TRIAL
 from lbdrop.rules.trial import (
     BEGIN,
@@ -23,6 +18,11 @@ from lbdrop.rules.trial import (
     too_dear,
     turn,
 )
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import Objective, SelfTuning
+from lbdrop.objective import _Batch
 
 
 def trials(begin: Tensor | None = None, shift: Tensor | float | None = None, rates: int = 1) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Balanced, Objective, parameter_groups
-from lbdrop.rules.balanced import EARLY, FIRST, KAPPA, MOST
-from lbdrop.rules.unit_prices import CHEAPEST, GAMMA, UnitPrices, priced
+from lbdrop.rules.balanced import CONSTANTS as C
+from lbdrop.rules.unit_costs import COST_POWER, MIN_SHARE, UnitCosts, unit_costs
 
 # ------------------------------------------------------------------------------------------------ known right answers
 
@@ -25,7 +25,7 @@ class Seen:
         self.plain, self.prices = torch.zeros(0), [torch.zeros(0)]
 
     def loss(self, evaluation: Any) -> Tensor:
-        self.plain, self.prices = priced(evaluation, self.logits)
+        self.plain, self.prices = unit_costs(evaluation, self.logits)
         return self.plain.mean()
 
 
@@ -105,14 +105,14 @@ def test_units_have_odds_by_their_prices_and_cost_the_share_together() -> None:
     rule = Balanced(model, [held_out], steps=1000, every=1)
     objective = Objective(model, rule)
     torch.manual_seed(0)
-    for _ in range(rule.settles):
+    for _ in range(rule.frozen_after):
         objective(squares, *train)
     rates = model[0].rate.double()
     odds, costs = rates / (1 - rates), (train[0] * weights).square().mean(0)
     gap = float((squares(model[1], *held_out).mean() - squares(model[1], *train).mean()).detach())
-    assert float(odds @ costs) == pytest.approx(KAPPA * gap, rel=0.1)
-    torch.testing.assert_close(odds / odds[0], (costs / costs[0]) ** -GAMMA, rtol=0.15, atol=0)
-    assert rates.max() < MOST
+    assert float(odds @ costs) == pytest.approx(C.cost_share * gap, rel=0.1)
+    torch.testing.assert_close(odds / odds[0], (costs / costs[0]) ** -COST_POWER, rtol=0.15, atol=0)
+    assert rates.max() < C.max_rate
 
 
 def test_in_the_first_steps_units_move_together() -> None:
@@ -123,19 +123,19 @@ def test_in_the_first_steps_units_move_together() -> None:
     for _ in range(100):
         objective(squares, *train)
         ratios.append(float(model[0].rate.max() / model[0].rate.min()))
-    early = round(EARLY * rule.settles)
+    early = round(C.warm_up * rule.frozen_after)
     assert ratios[: early - 1] == [1.0] * (early - 1)
-    assert model[0].p > 2 * FIRST  # though they moved
+    assert model[0].p > 2 * C.start  # though they moved
     assert min(ratios[early:]) > 1.5
 
 
 def test_a_unit_that_nothing_depends_on_has_more_noise_but_not_without_end() -> None:
-    prices = UnitPrices(4)
-    prices.add(torch.tensor([0.0, 1e-9, 1.0, 3.0]).double(), 0.9, torch.tensor(True))
+    prices = UnitCosts(torch.zeros(4))
+    prices.add(torch.tensor([0.0, 1e-9, 1.0, 3.0]).double(), 0.9)
     shares = prices.shares()
-    assert shares[0] == shares[1] == pytest.approx(float(shares[2]) * CHEAPEST**-GAMMA)
+    assert shares[0] == shares[1] == pytest.approx(float(shares[2]) * MIN_SHARE**-COST_POWER)
     assert float(shares @ prices.sums) == pytest.approx(4.0)
-    nothing = UnitPrices(2)
+    nothing = UnitCosts(torch.zeros(2))
     assert nothing.shares().tolist() == [1.0, 1.0]
 
 
@@ -148,11 +148,10 @@ def small_per_unit() -> tuple[nn.Module, Tensor, Tensor]:
     return lbdrop.convert(model, per="unit", example=x[:2], verbose=False), x, y
 
 
-def trained(model: nn.Module, rule: Balanced, optimizer: Any, batches: list[Any], epochs: range) -> None:
-    objective = Objective(model, rule)
+def trained(objective: Objective, optimizer: Any, batches: list[Any], epochs: range) -> None:
     for epoch in epochs:
         torch.manual_seed(epoch)
-        rule.restart()
+        objective.rule.restart()
         for x, y in batches * 4:
             optimizer.zero_grad()
             objective(crossed, x, 2 - y).backward()
@@ -165,35 +164,36 @@ def test_a_run_with_rates_per_unit_taken_up_again_ends_where_it_would_have(stopp
     first, x, y = small_per_unit()
     batches = [(x[:10], 2 - y[:10]), (x[10:], 2 - y[10:])]
 
-    def made(model: nn.Module) -> tuple[Balanced, Any]:
-        return Balanced(model, batches, steps=80, examples=20), torch.optim.Adam(parameter_groups(model, lr=3e-2))
+    def made(model: nn.Module) -> tuple[Objective, Any]:
+        objective = Objective(model, held_out=batches, steps=80, examples=20)
+        return objective, torch.optim.Adam(parameter_groups(model, lr=3e-2))
 
     second = copy.deepcopy(first)
     whole = made(first)
-    trained(first, *whole, batches, range(10))
+    trained(*whole, batches, range(10))
     assert first[0].rate.max() > 1.05 * first[0].rate.min()
-    rule, optimizer = made(second)
-    trained(second, rule, optimizer, batches, range(stopped))
+    objective, optimizer = made(second)
+    trained(objective, optimizer, batches, range(stopped))
     third, _, _ = small_per_unit()
-    third.load_state_dict(copy.deepcopy(second.state_dict()))  # into a model that was only converted
-    rule, other = made(third)
+    again, other = made(third)
+    third.load_state_dict(copy.deepcopy(second.state_dict()))
     other.load_state_dict(optimizer.state_dict())
-    trained(third, rule, other, batches, range(stopped, 10))
+    again.load_state_dict(copy.deepcopy(objective.state_dict()))
+    trained(again, other, batches, range(stopped, 10))
     for name, value in first.state_dict().items():
         torch.testing.assert_close(third.state_dict()[name], value, rtol=0, atol=0)
 
 
-def test_where_rates_are_per_layer_no_unit_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_rates_are_per_layer_no_unit_is_unit_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("a backward pass that nobody needs")
 
-    monkeypatch.setattr("lbdrop.rules.balanced.priced", never)
-    model, train, held_out, _ = over_fitted(KAPPA)
+    monkeypatch.setattr("lbdrop.rules.balanced.unit_costs", never)
+    model, train, held_out, _ = over_fitted(C.cost_share)
     objective = Objective(model, Balanced(model, [held_out], steps=100, every=1))
     for _ in range(20):
         objective(squares, *train)
-    assert model[0].p > 1.5 * FIRST
-    assert not any("unit_prices" in name for name in model.state_dict())
+    assert model[0].p > 1.5 * C.start
 
 
 def test_a_look_leaves_no_gradient_on_weights_or_rates() -> None:
@@ -203,8 +203,8 @@ def test_a_look_leaves_no_gradient_on_weights_or_rates() -> None:
     objective = Objective(model, rule)
     for _ in range(8):
         objective(crossed, x, y)
-    assert model[0].unit_prices is not None
-    assert (model[0].unit_prices.sums > 0).all()
+    assert rule.unit_costs[0] is not None
+    assert (rule.unit_costs[0].sums > 0).all()
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -212,30 +212,18 @@ def test_a_layer_whose_rate_has_come_to_nothing_is_off_whatever_its_cheapest_uni
     torch.manual_seed(0)
     model, x, y = small_per_unit()
     rule = Balanced(model, [(x, y)], steps=100)
-    model[0].unit_prices.level.fill_(lbdrop.dropout.logit_of(0.015))
+    rule.unit_costs[0].level.fill_(lbdrop.dropout.logit_of(0.015))
     model[0].logit.data[0] = lbdrop.dropout.logit_of(0.1)
-    rule.ledger.steps = 40
+    rule.step = 40
     Objective(model, rule)(crossed, x, y)
-    assert rule.settled
+    assert rule.phase == "frozen"
     assert (model[0].keep == 1.0).all()
-    assert model[3].p == pytest.approx(FIRST)
+    assert model[3].p == pytest.approx(C.start)
 
 
-def test_what_is_known_of_units_follows_their_logit_to_another_device() -> None:
-    prices = UnitPrices.of(torch.zeros(3))
-    assert prices.on(torch.device("meta")).level.device.type == prices.sums.device.type == "meta"
-
-
-def test_of_a_state_from_before_prices_the_level_is_that_of_its_rates() -> None:
-    model, x, y = small_per_unit()
-    with torch.no_grad():
-        model[0].logit.fill_(-0.7)  # a rate of .67
-    older = copy.deepcopy(model.state_dict())
-    Balanced(model, [(x, y)], steps=100)
-    assert model[0].rate.max() < 0.1  # where rates begin
-    model.load_state_dict(older)
-    assert model[0].unit_prices is not None
-    assert float(model[0].unit_prices.level) == pytest.approx(-0.7)
+def test_unit_costs_follow_their_logit_to_another_device() -> None:
+    costs = UnitCosts(torch.zeros(3)).on(torch.device("meta"))
+    assert costs.level.device.type == costs.sums.device.type == "meta"
 
 
 def test_a_batch_that_goes_around_all_units_with_rates_has_no_price() -> None:

@@ -10,14 +10,15 @@ from helpers.least_squares_with_dropout import over_fitted, squares
 from helpers.small_self_tuned import crossed, small
 from torch import Tensor, nn
 
+import lbdrop
 from lbdrop import Balanced, DropoutError, Objective, parameter_groups
-from lbdrop.rules.balanced import FIRST, KAPPA, LEAST, MOST
+from lbdrop.rules.balanced import CONSTANTS as C
 
 # ---------------------------------------------------------------------------------------------------- settled, resumed
 
 
-def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
-    """A rule whose rates are settled after one step, with held-out examples that can be told from the others."""
+def frozen(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
+    """A rule whose rates are frozen after one step, with held-out examples that can be told from the others."""
     model, x, y = small()
     held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
     objective = Objective(model, Balanced(model, held, steps=100, share=0.01, start=0.2, **options))
@@ -27,7 +28,7 @@ def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
 
 @pytest.mark.parametrize("examples", [None, 7])
 def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(examples: int | None) -> None:
-    model, objective, x, y = settled(examples=examples)
+    model, objective, x, y = frozen(examples=examples)
     seen: list[float] = []
 
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -49,58 +50,60 @@ def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: i
     first, x, y = small()
     batches = [(x[:10], 2 - y[:10]), (x[10:], 2 - y[10:])]
 
-    def train(model: nn.Module, optimizer: Any, rule: Balanced, epochs: range) -> None:
-        objective = Objective(model, rule)
+    def train(objective: Objective, optimizer: Any, epochs: range) -> None:
         for epoch in epochs:
             torch.manual_seed(epoch)
-            rule.restart()
+            objective.rule.restart()
             for _ in range(8):
                 optimizer.zero_grad()
                 objective(crossed, x, y).backward()
                 optimizer.step()
 
-    def made(model: nn.Module) -> tuple[Balanced, Any]:
-        return Balanced(model, batches, steps=80, examples=20), torch.optim.Adam(parameter_groups(model, lr=3e-2))
+    def made(model: nn.Module) -> tuple[Objective, Any]:
+        objective = Objective(model, held_out=batches, steps=80, examples=20)
+        return objective, torch.optim.Adam(parameter_groups(model, lr=3e-2))
 
     second = copy.deepcopy(first)
-    rule, optimizer = made(first)
-    train(first, optimizer, rule, range(10))
-    assert first[0].p != pytest.approx(FIRST, rel=0.1)
-    rule, optimizer = made(second)
-    train(second, optimizer, rule, range(stopped))
+    train(*made(first), range(10))
+    assert first[0].p != pytest.approx(C.start, rel=0.1)
+    objective, optimizer = made(second)
+    train(objective, optimizer, range(stopped))
     third, _, _ = small()
-    rule, other = made(third)
+    again, other = made(third)
     third.load_state_dict(copy.deepcopy(second.state_dict()))
     other.load_state_dict(optimizer.state_dict())
-    assert rule.ledger.steps == min(8 * stopped, 32)
-    train(third, other, rule, range(stopped, 10))
+    again.load_state_dict(copy.deepcopy(objective.state_dict()))
+    assert again.rule.step == min(8 * stopped, 32)
+    train(again, other, range(stopped, 10))
     for name, value in first.state_dict().items():
         torch.testing.assert_close(third.state_dict()[name], value, rtol=0, atol=0)
 
 
 def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
-    model, _, x, y = settled()
-    model[0].logit.data.fill_(50.0)
+    model, x, y = small()
+    objective = Objective(model, Balanced(model, [(x, y)], steps=100))
+    objective.rule._freeze([0])
     other, _, _ = small()
-    other.load_state_dict(model.state_dict())  # into a model that was only converted
-    again = Balanced(other, [(x, y)], steps=100)  # they may have been off early
-    assert again.ledger.steps == 1
-    assert again.settled
-    Objective(other, again)(crossed, x, y)
+    again = Objective(other, Balanced(other, [(x, y)], steps=100))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(objective.state_dict())
+    again(crossed, x, y)
+    assert again.rule.phase == "frozen"
     assert other[0].keep == 1.0
-    assert other[3].p == pytest.approx(0.2)
+    assert other[3].p == pytest.approx(C.start)
+    assert not any(layer.logit.requires_grad for layer in again.rule.layers.values())
 
 
 def test_a_look_that_is_not_finite_is_forgotten() -> None:
-    model, train, held_out, _ = over_fitted(KAPPA)
+    model, train, held_out, _ = over_fitted(C.cost_share)
     rule = Balanced(model, [held_out], steps=1000, every=1)
     objective = Objective(model, rule, check=False)
     for step in range(12):
         objective(squares, train[0] * (math.inf if step == 8 else 1.0), train[1])
-    assert rule.ledger.compared.isfinite().all()
-    assert rule.ledger.alone.isfinite().all()
+    assert rule.measurements.sums.isfinite().all()
+    assert rule.measurements.alone.isfinite().all()
     assert math.isfinite(model[0].p)
-    assert rule.ledger.looks == 12
+    assert rule.measurements.count == 12
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
@@ -138,23 +141,40 @@ def test_held_out_data_that_run_out_are_refused() -> None:
             objective(crossed, x, y)
 
 
-def test_a_run_that_was_made_shorter_than_it_has_gone_settles_at_once() -> None:
+def test_a_run_made_shorter_than_it_has_gone_freezes_at_once() -> None:
     model, x, y = small()
-    objective = Objective(model, Balanced(model, [(x, y)], steps=1000))
+    objective = Objective(model, held_out=[(x, y)], steps=1000)
     for _ in range(60):
         objective(crossed, x, y)
-    shorter = Balanced(model, [(x, y)], steps=100)
-    assert not shorter.settled
-    Objective(model, shorter)(crossed, x, y)
-    assert shorter.settled
+    shorter = Objective(model, held_out=[(x, y)], steps=100)
+    shorter.load_state_dict(objective.state_dict())
+    assert shorter.rule.phase == "measuring"
+    shorter(crossed, x, y)
+    assert shorter.rule.phase == "frozen"
 
 
-def test_a_state_from_before_the_rule_can_be_loaded_after_it_was_made() -> None:
+def test_state_of_an_earlier_version_loads_with_a_notice() -> None:
+    model, _, _ = small()
+    state = model.state_dict() | {
+        "0.ledger._extra_state": torch.zeros(15),
+        "0.unit_prices._extra_state": torch.zeros(3),
+    }
+    state["0.logit"] = torch.tensor(1.5)
+    with pytest.warns(UserWarning, match=r"what a rule had measured.* predicts as it did, but its training cannot be"):
+        model.load_state_dict(state)
+    assert model[0].logit.item() == 1.5
+
+
+def test_state_of_another_rule_or_conversion_is_refused() -> None:
     model, x, y = small()
-    before = copy.deepcopy(model.state_dict())
-    rule = Balanced(model, [(x, y)], steps=100)
-    model.load_state_dict(before)
-    assert rule.ledger.steps == 0
+    objective = Objective(model, held_out=[(x, y)], steps=100)
+    with pytest.raises(DropoutError, match="with the rule Balanced, got Bound; make the objective with the rule"):
+        objective.load_state_dict(Objective(model, examples=9).state_dict())
+    with pytest.raises(DropoutError, match="with the rule Balanced, got another kind of state"):
+        objective.load_state_dict(model.state_dict())
+    other = nn.Sequential(lbdrop.LearnableDropout(4), nn.Linear(4, 3))
+    with pytest.raises(DropoutError, match="want that of 2 rates, 0 of them with several units, got 1 and 1"):
+        objective.load_state_dict(Objective(other, held_out=[(x, y)], steps=100).state_dict())
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
@@ -174,12 +194,12 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 
 def test_no_rate_leaves_its_range() -> None:
-    model, train, held_out, _ = over_fitted(KAPPA)
+    model, train, held_out, _ = over_fitted(C.cost_share)
     rule = Balanced(model, [held_out], steps=1000, every=1)
     objective = Objective(model, rule)
-    for gap, end in ((1e6, MOST), (-1e6, LEAST)):
+    for gap, end in ((1e6, C.max_rate), (-1e6, C.min_rate)):
         for _ in range(100):
             objective(squares, *train)
-            count = rule.ledger.compared[0]
-            rule.ledger.compared[2], rule.ledger.compared[4] = gap * count, gap**2 * count
+            count = rule.measurements.sums[0]
+            rule.measurements.sums[2], rule.measurements.sums[4] = gap * count, gap**2 * count
         assert model[0].p == pytest.approx(end)

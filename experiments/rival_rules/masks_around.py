@@ -1,4 +1,4 @@
-"""One pass around the present rates: every example at offsets of its own, the same at all layers."""
+"""Masks around the present rates: every example at offsets of its own, the same at all layers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,20 +6,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from experiments.rival_rules.responding import RespondingDropout
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 
-__all__ = ["Around", "Widths"]
+__all__ = ["MasksAround", "Widths"]
 
 
-class Around:
+class MasksAround:
     """The offsets of one pass, drawn when the first layer shows how many examples there are.
 
     Args:
         logits: the rates, each once.
         spread: standard deviation of the offsets; 0 stays at the rates as they are.
         masks: masks to draw for each example.
-        quiet: of the rates, those whose layers have no dropout: every mask is its mean.
+        silent: of the rates, those whose layers have no dropout: every mask is its mean.
         follow: whether the offsets are wanted with a gradient.
         generator: draws offsets and masks.
     """
@@ -30,15 +31,15 @@ class Around:
         spread: float,
         *,
         masks: int = 1,
-        quiet: Sequence[Tensor] = (),
+        silent: Sequence[Tensor] = (),
         follow: bool = False,
         generator: torch.Generator | None = None,
     ):
         self.logits, self.spread = logits, spread
         self.masks, self.follow, self.generator = masks, follow, generator
-        self.quiet = {id(logit) for logit in quiet}
+        self.silent = {id(logit) for logit in silent}
         self.offsets: Tensor | None = None
-        self._layers: list[NoiseLayer] = []  # that have them
+        self._layers: list[RespondingDropout] = []  # that have them
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -46,13 +47,13 @@ class Around:
             yield
         finally:
             for layer in self._layers:
-                layer.offsets = layer.kept = None
+                layer.offsets = layer.cached_keep = None
 
     def begin(self) -> None:
         self.offsets = None
 
-    def look(self, layer: NoiseLayer, examples: int) -> None:
-        if not self.spread or layer.responses is None:
+    def shift(self, layer: NoiseLayer, examples: int) -> None:
+        if not self.spread or not isinstance(layer, RespondingDropout) or layer.responses is None:
             return
         if self.offsets is None:
             like = self.logits[0]
@@ -73,11 +74,11 @@ class Around:
 
     # As a Drawer: masks at the shifted rates.
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
-        if id(layer.logit) in self.quiet:
+        if id(layer.logit) in self.silent:
             if self.masks == 1:
                 return None
             return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
-        self.look(layer, shape[layer.batch_dim])
+        self.shift(layer, shape[layer.batch_dim])
         return layer.draw(self.masks, shape, x, self.generator)
 
     def seen(self, use: int, x: Tensor) -> None:
@@ -85,7 +86,7 @@ class Around:
 
     # As a MaskSource: no masks, but the offsets.
     def mask(self, layer: NoiseLayer, x: Tensor) -> None:
-        self.look(layer, x.shape[layer.batch_dim])
+        self.shift(layer, x.shape[layer.batch_dim])
         return None
 
 

@@ -74,7 +74,7 @@ class OneStep:
     def slopes(self, losses: Losses, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """How the held-out loss after one step would change with each logit."""
         tangents = self.tangents(losses, next(self._batches))
-        ahead = self.sampling.evaluate(lambda model: -_derivative(model, losses, batch, self.weights, tangents))
+        ahead = self.sampling.evaluation(lambda m: -_derivative(m, losses, batch, self.weights, tangents)).losses()
         slopes = torch.autograd.grad(ahead.mean(), self.logits, allow_unused=True)
         return tuple(torch.zeros_like(a) if s is None else s for a, s in zip(self.logits, slopes, strict=True))
 

@@ -1,8 +1,8 @@
 r"""What held-out examples say about the rates: their slopes, fitted by a line for each rate, and the way to its zero.
 
 Every held-out example has a slope $g_i = \partial \ell_i / \partial \lambda_i$ of its own, at logits $\lambda_i$ of its own
-that are drawn around the present ones. Over the latest looks their regression on $\lambda$ has the held-out loss's slope and
-curvature,
+that are drawn around the present ones. Over the latest measurements their regression on $\lambda$ has the slope and the
+curvature of the held-out loss,
 
 $$ g(\lambda) \approx \bar g + a\,(\lambda - \bar\lambda), \qquad
    a = \max\!\Big(0, \tfrac{\mathrm{cov}(\lambda, g)}{\mathrm{var}(\lambda)}\Big), $$
@@ -12,27 +12,24 @@ standard error $s$ moves it by $-g/(a + 2s)$, a share of that at a time. Of seve
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 __all__ = ["Slopes"]
 
-# Of the way to the zero of the line in one look; of the standard error, added to the curvature.
+# Of the way to the zero of the line in one measurement; of the standard error, added to the curvature.
 SHARE, CAUTION = 0.1, 2.0
 # By how many standard errors, of examples that differ, a slope below zero is no chance.
 SURE = 1.5
-# Rows of what :mod:`lbdrop.rules.trial` and :mod:`lbdrop.rules.balance` sum up.
-TRIAL = 19
 # How far a rate may go in one window, in logits: the line is known as far as examples look around.
 TRAVEL = 2.0
 
 
-class Slopes(nn.Module):
-    """Sums over the latest looks, for each of ``rates`` rates: what is needed of them, and how many steps were taken.
-
-    They belong to the model's state, so that a run taken up again goes on with them, but are not moved or rounded with it.
+class Slopes:
+    """Sums over the latest measurements, for each of ``rates`` rates: what is needed of them, and how many steps were taken.
 
     Args:
         rates: how many rates there are.
@@ -46,22 +43,19 @@ class Slopes(nn.Module):
     """
 
     def __init__(self, rates: int):
-        super().__init__()
         self.rates, self.steps = rates, 0
         self.sums = torch.zeros(6, rates)
-        self.trial = torch.zeros(TRIAL, rates, dtype=torch.float64)
-        """What :mod:`lbdrop.rules.trial` and :mod:`lbdrop.rules.balance` have summed up, and the step of an early beginning."""
 
     @staticmethod
     def sums_of(
         logits: Float[Tensor, "examples rates"], slopes: Float[Tensor, "examples rates"]
     ) -> Float[Tensor, "6 rates"]:
-        """What one look adds: number, λ, g, λ², λg and g², summed over examples. Sums of several processes add up."""
+        """What one measurement adds: number, λ, g, λ², λg and g², summed over examples. Sums of several processes add up."""
         parts = (torch.ones_like(logits), logits, slopes, logits**2, logits * slopes, slopes**2)
         return torch.stack(parts).sum(1)
 
     def add(self, sums: Float[Tensor, "6 rates"], window: float) -> None:
-        """Take a look in, and forget earlier ones over ``window`` looks."""
+        """Take in a measurement, and forget earlier ones over ``window`` of them."""
         self.sums = sums.add(self.sums.to(sums), alpha=1 - 1 / window)
 
     def line(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,12 +83,8 @@ class Slopes(nn.Module):
         again = self.sums[0] / self.sums[0].clamp(max=different)
         return slope < -SURE * error * again.sqrt()
 
-    def get_extra_state(self) -> Tensor:
-        steps = self.sums.new_full((1, self.rates), self.steps, dtype=torch.float64)
-        return torch.cat([steps, self.sums.double(), self.trial.to(self.sums.device)])
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "sums": self.sums}
 
-    def set_extra_state(self, state: Tensor) -> None:
-        self.steps, self.sums, self.rates = int(state[0, 0]), state[1:7].float(), state.shape[1]
-        self.trial = state.new_zeros(TRIAL, self.rates)
-        held = state[7 : 7 + TRIAL]
-        self.trial[: len(held)] = held  # an older state has less of a trial, or none
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.sums = state["steps"], state["sums"].clone()

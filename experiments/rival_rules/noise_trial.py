@@ -26,26 +26,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.dropout import logit_of
-from lbdrop.rules.around import Around
-from lbdrop.rules.bound import Evaluation
+from lbdrop.evaluation import Evaluation
+from lbdrop.rules.measurements import losses_at
 
 __all__ = [
-    "BALANCE",
-    "BEGAN",
-    "BEGIN",
     "RATE",
-    "SHIFT",
     "STEPS",
-    "alone",
-    "balanced",
     "costs",
-    "harder",
-    "noisy",
-    "plain",
-    "shift",
-    "shift_of",
+    "start_rate",
     "sums_of",
-    "too_dear",
+    "too_costly",
     "turn",
     "within",
 ]
@@ -58,13 +48,8 @@ AT_ONCE = 4
 # How many gaps the cost has to be above, and by how many standard errors. They take every draw for a new example, and are
 # too small where data are few.
 GAPS, SURE = 2.0, 3.0
-# By how many standard errors, of how many looks at least, held-out data have to be harder from the beginning for it to count.
-HARDER, LOOKS = 4.0, 5
 # Where rates may begin: from the edges it is far to anywhere else.
 LEAST, MOST = 0.05, 0.5
-# Where what is summed up lies among the rows of :class:`~lbdrop.rules.slopes.Slopes`: of the trial, of how much harder held-out
-# data are, of the looks that :mod:`lbdrop.rules.balance` is about, and the step that rates began to move at.
-BEGIN, SHIFT, BALANCE, BEGAN = slice(0, 9), slice(9, 12), slice(12, 18), 18
 
 
 def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
@@ -74,40 +59,21 @@ def turn(step: int, logits: Sequence[Tensor]) -> list[int]:
     return sorted(learned[(step * count + i) % len(learned)] for i in range(count))
 
 
-def plain(
-    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
-) -> Float[Tensor, "batch"]:
-    """Each example's loss without dropout."""
-    return _losses(evaluation, logits, logits, generator)
-
-
-def noisy(
-    evaluation: Evaluation, logits: Sequence[Tensor], generator: torch.Generator | None
-) -> Float[Tensor, "batch"]:
-    """Each example's loss under one mask at the present rates; of those that stay what they are, without."""
-    return _losses(evaluation, logits, [logit for logit in logits if not logit.requires_grad], generator, masks=1)
-
-
-def alone(
-    evaluation: Evaluation, logits: Sequence[Tensor], rate: int, generator: torch.Generator | None
-) -> Float[Tensor, "batch"]:
-    """Each example's loss under one mask of one rate, as it is; without those of all others."""
-    return _losses(evaluation, logits, [logit for logit in logits if logit is not logits[rate]], generator, masks=1)
-
-
 def costs(
     evaluation: Evaluation, logits: Sequence[Tensor], which: Sequence[int], generator: torch.Generator | None
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch which"]]:
     """Each example's loss without dropout, and what the noise of each of these rates alone adds to it."""
     with torch.no_grad():
-        without = plain(evaluation, logits, generator)
+        without = losses_at(evaluation, logits, generator)
         found = []
         for rate in which:
             logit = logits[rate]
             kept = logit.clone()
             try:
                 logit.fill_(logit_of(RATE))
-                found.append(_losses(evaluation, logits, [a for a in logits if a is not logit], generator) - without)
+                others = [a for a in logits if a is not logit]
+                noisy = [losses_at(evaluation, others, generator) for _ in range(MASKS)]
+                found.append(torch.stack(noisy).mean(0) - without)
             finally:
                 logit.copy_(kept)
     return without, torch.stack(found, 1)
@@ -129,56 +95,38 @@ def sums_of(
     return torch.cat([tried, *(each.expand(3, rates) for each in moments[1:])])
 
 
-def shift_of(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"], rates: int) -> Float[Tensor, "3 rates"]:
-    """Number, sum and square of how much harder held-out examples are than some that have not been trained on yet."""
-    harder = held_out.double().mean() - fresh.double().mean()
-    return torch.stack([torch.ones_like(harder), harder, harder**2])[:, None].expand(3, rates)
-
-
-def too_dear(sums: Float[Tensor, "rows rates"]) -> list[bool]:
-    """Whether each rate's noise costs too much, by what was summed up; asks the device once."""
-    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums[BEGIN])
+def too_costly(sums: Float[Tensor, "9 rates"]) -> list[bool]:
+    """Whether each rate's noise costs too much; waits for the device."""
+    (cost, cost_variance), (gap, gap_variance) = _cost_and_gap(sums)
     error = (cost_variance + GAPS**2 * gap_variance).sqrt()
-    surely = cost - GAPS * gap.clamp(min=0) > SURE * error
+    certain = cost - GAPS * gap.clamp(min=0) > SURE * error
     endless = ~cost.isfinite() & (sums[0] > 0)
-    return (surely | endless).tolist()
+    return (certain | endless).tolist()
 
 
-def balanced(sums: Float[Tensor, "rows rates"], left: Sequence[bool]) -> float:
-    """The rate at which the noise of those that are left costs what over-fitting takes; asks the device once."""
-    (cost, _), gap = _cost_and_gap(sums[BEGIN])
+def start_rate(sums: Float[Tensor, "9 rates"], left: Sequence[bool], shift: tuple[Tensor, Tensor]) -> float:
+    """The rate at which the noise of those that are left costs as much as the gap; waits for the device.
+
+    Args:
+        sums: of the trial.
+        left: which rates are not off.
+        shift: by how much held-out data are harder from the beginning, and its variance.
+    """
+    (cost, _), (gap, gap_variance) = _cost_and_gap(sums)
     of_all = cost[torch.tensor(left, device=cost.device)].sum()
-    total, taken = torch.stack([of_all, _taken(gap, sums)]).tolist()
-    if math.isnan(taken):  # of no example, or of one: nothing is known
+    # The part of the gap that is neither chance nor there from the beginning.
+    certain_gap = (gap - shift[0] - (gap_variance + shift[1]).sqrt()).clamp(min=0)[0]
+    total, gap = torch.stack([of_all, certain_gap]).tolist()
+    if math.isnan(gap):  # of no example, or of one: nothing is known
         return RATE
     if total <= 0:
-        return MOST if taken else LEAST
-    return within(RATE / (1 - RATE) * taken / total if math.isfinite(total) else 0.0)
+        return MOST if gap else LEAST
+    return within(RATE / (1 - RATE) * gap / total if math.isfinite(total) else 0.0)
 
 
 def within(odds: float) -> float:
     """The rate of these odds, where it is one to begin at, else the nearest."""
     return MOST if odds == math.inf else min(max(odds / (1 + odds), LEAST), MOST)
-
-
-def _taken(gap: tuple[Tensor, Tensor], sums: Float[Tensor, "rows rates"]) -> Float[Tensor, ""]:
-    """What over-fitting takes: of the gap what is neither chance nor there from the beginning."""
-    by, variance = shift(sums)
-    return (gap[0] - by - (gap[1] + variance).sqrt()).clamp(min=0)[0]
-
-
-def shift(sums: Float[Tensor, "rows rates"]) -> tuple[Tensor, Tensor]:
-    """By how much held-out data are harder, and its variance; 0 where that may be chance."""
-    return harder(sums[SHIFT])
-
-
-def harder(sums: Float[Tensor, "3 *rates"]) -> tuple[Tensor, Tensor]:
-    """The same, of the sums of :func:`shift_of` alone."""
-    count, total, squares = sums
-    mean = total / count
-    variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
-    sure = (mean > HARDER * variance.sqrt()) & (count >= LOOKS)
-    return torch.where(sure, mean, 0.0), torch.where(sure, variance, 0.0)
 
 
 def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -187,19 +135,3 @@ def _cost_and_gap(sums: Float[Tensor, "9 rates"]) -> tuple[tuple[Tensor, Tensor]
     mean = total / count
     cost, trained, held_out = zip(mean, (squares / count - mean**2).clamp(min=0) / (count - 1), strict=True)
     return cost, (held_out[0] - trained[0], held_out[1] + trained[1])
-
-
-def _losses(
-    evaluation: Evaluation,
-    logits: Sequence[Tensor],
-    quiet: Sequence[Tensor],
-    generator: torch.Generator | None,
-    masks: int = MASKS,
-) -> Float[Tensor, "batch"]:
-    """Each example's training loss without dropout where rates are quiet, and with it elsewhere."""
-    found = []
-    for _ in range(1 if len(quiet) == len(logits) else masks):
-        around = Around(logits, 0.0, quiet=quiet, generator=generator)
-        with around.opened():
-            found.append(evaluation.sampled(around, 1)[0].float())
-    return found[0] if len(found) == 1 else torch.stack(found).mean(0)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from lbdrop.rules.slopes import Slopes
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop.rules.slopes import Slopes
 
 
 def quadratic(

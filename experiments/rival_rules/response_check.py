@@ -1,20 +1,20 @@
-"""Responses that do not learn are an error: rates that follow held-out data through them would stand still, and nobody know."""
+"""Responses that do not learn are an error: rates that follow held-out data through them would stand still unnoticed."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from lbdrop.dropout import LearnableDropout
+from experiments.rival_rules.responding import RespondingDropout
 from lbdrop.errors import DropoutError
 
-__all__ = ["Alive"]
+__all__ = ["ResponseCheck"]
 
 # So many times weights have to be seen to have moved: an optimiser may step rarely.
 MOVES = 3
 
 
-class Alive:
-    """Looks now and then whether responses have moved, until they have.
+class ResponseCheck:
+    """Checks now and then whether responses have moved, until they have.
 
     Args:
         model: whose weights are to move as well.
@@ -22,7 +22,7 @@ class Alive:
         logits: their rates, which no optimiser moves.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, LearnableDropout], logits: Sequence[Tensor]):
+    def __init__(self, model: nn.Module, layers: Mapping[str, RespondingDropout], logits: Sequence[Tensor]):
         self.watched = {
             f"{name}.responses.{inner}": p
             for name, layer in layers.items()
@@ -35,8 +35,8 @@ class Alive:
         self._weight: Tensor | None = None
         self._moves = 0
 
-    def ask(self, looks: int) -> None:
-        """An error where a response has not moved though weights have, after so many looks; asks the device once."""
+    def check(self, measurements: int) -> None:
+        """An error where a response has not moved though weights have, after so many measurements; waits for the device."""
         ours = {id(p) for p in (*self.watched.values(), *self.logits)}
         weights = (p for p in self.model.parameters() if p.requires_grad and id(p) not in ours)
         weight = min(weights, key=lambda p: p.numel(), default=None)
@@ -46,11 +46,11 @@ class Alive:
         self._weight, self._moves = weight.detach().clone(), self._moves + moved
         if self._moves < MOVES:
             return
-        still = [name for name, p in self.watched.items() if bool((p.detach() == self.before[name].to(p)).all())]
-        if still:
+        unmoved = [name for name, p in self.watched.items() if bool((p.detach() == self.before[name].to(p)).all())]
+        if unmoved:
             raise DropoutError(
-                f"self-tuning: want responses that learn, got {still[:6]} where they began after {looks} looks at held-out"
-                " data, while weights have moved; make the optimiser after the objective, with all parameters, as"
-                " lbdrop.parameter_groups(model) does"
+                f"self-tuning: want responses that learn, got {unmoved[:6]} where they began after {measurements} batches of"
+                " held-out data, while weights have moved; make the optimiser after the rule, with all parameters, as"
+                " self_tuning.parameter_groups(model) does"
             )
-        self.before = {}  # all alive: no need to ask again
+        self.before = {}  # all have moved: no need to check again

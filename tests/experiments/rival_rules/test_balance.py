@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.least_squares_with_dropout import linear, over_fitted, squares
+from lbdrop.rules.balance import AT_LEAST, STRIDE, beyond, correction, sums_of
+from lbdrop.rules.selftuning import LIFTED, LOWEST
+from lbdrop.rules.trial import BALANCE, BEGAN, MOST, within
 from torch import Tensor, nn
 
 import lbdrop
@@ -14,10 +17,7 @@ from lbdrop import Objective, SelfTuning
 from lbdrop.dropout import logit_of
 from lbdrop.integrations.rates import Whole
 from lbdrop.objective import _Batch
-from lbdrop.rules.balance import AT_LEAST, STRIDE, beyond, correction, sums_of
 from lbdrop.rules.held_out import HeldOut
-from lbdrop.rules.selftuning import LIFTED, LOWEST
-from lbdrop.rules.trial import BALANCE, BEGAN, MOST, within
 
 NONE = (torch.tensor(0.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
 ODDS = torch.tensor(0.5)

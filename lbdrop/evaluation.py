@@ -1,0 +1,234 @@
+"""The losses of one batch under masks: what every rule is made of.
+
+A :class:`Runner` belongs to an objective and lives as long: it runs the model under masks, checks what comes back, and finds
+out whether examples are coupled. An :class:`Evaluation` is one batch of it.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
+from lbdrop.errors import DropoutError
+from lbdrop.estimators import Estimator
+from lbdrop.guards import processes
+from lbdrop.guards.checkpointing import checkpoints_explained
+from lbdrop.guards.finite import Watch
+from lbdrop.passes.run import Drawer, run
+from lbdrop.sites.watch import functional_dropout
+from lbdrop.step import Step
+
+__all__ = ["Evaluation", "Runner"]
+
+Losses = Callable[..., Tensor]
+
+
+class Runner:
+    """Runs one model under masks.
+
+    Args:
+        model: the model as it was written, without wrappers.
+        estimator: draws the masks from which rates learn.
+        masks: through how many masks weights are trained where no rate learns from them.
+        coupled: whether the loss of one example depends on the masks of others; ``None`` finds out.
+        unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
+        check: refuse losses and gradients that are NaN or infinite.
+        generator: draws the masks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        estimator: Estimator,
+        masks: int = 1,
+        coupled: bool | None = None,
+        unreached: str = "error",
+        check: bool = True,
+        generator: torch.Generator | None = None,
+    ):
+        self.model, self.layers = model, noise_layers(model)
+        self.estimator, self.masks, self.coupled = estimator, masks, coupled
+        self.unreached, self.generator = unreached, generator
+        self.watch = Watch(model, check)
+        self.first_pass = True
+        self._coupled_in: dict[tuple[Any, ...], bool] = {}
+
+    def evaluate(self, losses: Losses, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
+        """Losses under the estimator's masks; their backward pass gives weights and rates their gradients."""
+        step = Step(learned_layers(self.model), estimator or self.estimator, self.generator, self.masks)
+        result = self.run(losses, step.masks, step)
+        learns = any(logit.requires_grad for logit in step.logits)
+        differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
+        self.watch.losses(result, losses)
+        if differentiated:
+            self._check_examples(step, result)
+            step.coupled = self._is_coupled(step, result, losses)
+            result = step.weigh(result)
+        step.release()
+        return result
+
+    def run(
+        self, losses: Losses, masks: int, drawer: Drawer, layers: Collection[NoiseLayer] | None = None
+    ) -> Float[Tensor, "masks batch"]:
+        """Losses under each mask; the first pass also looks for dropout that is not ours."""
+
+        def one() -> Tensor:
+            result = losses(self.model)
+            if not isinstance(result, Tensor):
+                raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
+            return result
+
+        if not self.first_pass:
+            result, _ = run(self.model, one, masks, drawer, layers)
+        else:
+            with functional_dropout(self.model, self.unreached):
+                result, reached = run(self.model, one, masks, drawer)
+            self._report_unreached(reached)
+        self.check_shape(result)
+        self.first_pass = False
+        return result
+
+    def check_shape(self, result: Tensor) -> None:
+        if result.dim() != 2 or not result.shape[1]:
+            raise DropoutError(
+                f"loss: want one loss per example, shape (batch,), got {tuple(result.shape[1:])}; use reduction='none',"
+                " and .flatten(1).mean(1) where an example has several losses"
+            )
+
+    def _report_unreached(self, reached: set[NoiseLayer]) -> None:
+        missing = [name for name, layer in self.layers.items() if layer not in reached]
+        if missing:
+            message = (
+                f"dropout never reached in a pass: {missing}; the model's forward goes around it, so its rate cannot be"
+                " learned. Call the layer in forward, or allow it with unreached='warn'"
+            )
+            if self.unreached == "error":
+                raise DropoutError(message)
+            warnings.warn(message, stacklevel=4)
+
+    def _check_examples(self, step: Step, result: Tensor) -> None:
+        if self.coupled:
+            return
+        for use in step.learned:
+            batch = use.draw.z.shape[1:][use.layer.batch_dim]
+            if batch != result.shape[1]:
+                name = next(name for name, layer in self.layers.items() if layer is use.layer)
+                raise DropoutError(
+                    f"loss: want one loss for each of the {batch} examples that reach dropout {name!r}, got"
+                    f" {result.shape[1]}; sum or average the losses of each example, name the examples' axis by"
+                    " batch_dim, or pass coupled=True to use batch totals"
+                )
+
+    def _is_coupled(self, step: Step, result: Tensor, losses: Losses) -> bool:
+        """Exact, by one extra backward pass behind the masks, once for each mode and each loss function."""
+        if self.coupled is not None:
+            return self.coupled
+        if result.shape[1] == 1:
+            return False  # one example has no others, and says nothing of larger batches
+        mode = (
+            tuple(module.training for module in self.model.modules()),
+            getattr(inspect.unwrap(losses), "__code__", None),
+        )
+        if mode not in self._coupled_in:
+            with checkpoints_explained():
+                self._coupled_in[mode] = coupled = _couples(step, result)
+            shared = [name for name, m in self.model.named_modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
+            if coupled and shared and processes.count() > 1:
+                raise DropoutError(
+                    f"{shared[0]}: want no SyncBatchNorm behind a dropout, through which losses depend on the masks of other"
+                    " processes; use LayerNorm or GroupNorm there, or put the dropout behind the last one"
+                )
+            if coupled:
+                warnings.warn(
+                    "the loss of one example depends on the masks of others (BatchNorm in training mode behind a dropout,"
+                    " or a batch_dim that is not the examples' axis): using the difference of batch totals, which is"
+                    " exact but noisier",
+                    stacklevel=4,
+                )
+        return self._coupled_in[mode]
+
+
+def _couples(step: Step, losses: Tensor) -> bool:
+    """Whether the loss of the first or last example has a slope in the masks of any other."""
+    uses = [use for use in step.learned if use.stack.requires_grad]  # not those drawn under no_grad
+    stacks = [use.stack for use in uses]
+    if not stacks or not losses.requires_grad:
+        return False
+    for example in {0, losses.shape[1] - 1}:
+        slopes = torch.autograd.grad(losses[0, example], stacks, retain_graph=True, allow_unused=True)
+        for use, slope in zip(uses, slopes, strict=True):
+            if slope is None:
+                continue
+            # A slope of NaN is 0 × ∞ of another example, and no coupling.
+            rows = slope[0].nan_to_num(0.0).movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
+            itself = torch.zeros_like(rows)
+            itself[example : example + 1] = True  # a slice: the axis may be shorter than the batch
+            if bool((rows & ~itself).any()):
+                return True
+    return False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a rule works with: the layers, and the losses of one batch under masks of its choice."""
+
+    runner: Runner
+    function: Losses
+    """Takes the model and the batch, returns one loss per example."""
+    batch: tuple[Any, ...] = ()
+    shared: bool = False
+    """Whether several processes train the model together."""
+
+    @property
+    def layers(self) -> Mapping[str, NoiseLayer]:
+        return self.runner.layers
+
+    def losses(self, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
+        """Losses under each mask, with gradients for weights and logits behind them."""
+        return self.runner.evaluate(self._of(self.batch), estimator)
+
+    def sampled(self, drawer: Drawer, masks: int) -> Float[Tensor, "masks batch"]:
+        """Losses under masks that ``drawer`` draws; no estimator, so gradients for the weights alone."""
+        losses = self._of(self.batch)
+        result = self.runner.run(losses, masks, drawer, self.layers.values())
+        self.runner.watch.losses(result, losses)
+        return result
+
+    def losses_on(self, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
+        """Losses of a held-out batch, in whatever state the model is."""
+        if not self.batch:
+            raise DropoutError(
+                "loss: want one that takes the batch too, so that it can be asked of held-out data, as in"
+                " objective(lambda m, x, y: F.cross_entropy(m(x), y, reduction='none'), x, y); got no batch"
+            )
+        result = self.function(self.runner.model, *batch)
+        self.runner.check_shape(result[None])
+        self.runner.watch.losses(result[None], self._of(batch), "held-out data")
+        return result
+
+    def with_batch(self, batch: tuple[Any, ...]) -> "Evaluation":
+        """The same losses, of another batch."""
+        return Evaluation(self.runner, self.function, batch, self.shared)
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """The sum of ``values`` over all processes that train the model, in place."""
+        if self.shared:
+            dist.all_reduce(values)
+        return values
+
+    def _of(self, batch: tuple[Any, ...]) -> Losses:
+        if not batch:
+            return self.function
+
+        def losses(model: nn.Module) -> Tensor:
+            return self.function(model, *batch)
+
+        losses.__wrapped__ = self.function  # pyright: ignore[reportFunctionMemberAccess] — as functools.wraps does
+        return losses

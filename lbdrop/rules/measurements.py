@@ -1,0 +1,156 @@
+r"""What balanced noise measures: how much dropout raises the training loss, and how large the generalisation gap is.
+
+$$ c = \bar\ell_{\text{noisy}} - \bar\ell_{\text{plain}}, \qquad
+   c_l = \bar\ell_{\text{noise in } l} - \bar\ell_{\text{plain}}, \qquad
+   g = \bar\ell_{\text{held out}} - \bar\ell_{\text{plain}} - s, $$
+
+where $s$ is how much harder held-out examples are before anything can have been over-fitted. Sums run over the latest
+measurements, older ones count less and less. They stay on the device of the losses: no step waits for them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lbdrop.dropout import NoiseLayer
+from lbdrop.evaluation import Evaluation
+
+__all__ = ["MasksAt", "Mean", "Measurements", "losses_at", "shift_sums", "sums_of"]
+
+# After fewer measurements the spread is not known well enough to act on it.
+MIN_MEASUREMENTS = 4.0
+# By how many standard errors, of how many measurements at least, held-out data have to be harder for a shift to count.
+Z_SHIFT, MIN_SHIFT_MEASUREMENTS = 4.0, 5
+
+Sums = Float[Tensor, "6"]
+
+
+class Mean(NamedTuple):
+    """A mean and its standard error."""
+
+    value: Tensor
+    error: Tensor
+
+
+class MasksAt:
+    """Draws masks at the present rates; no mask where a rate is silent.
+
+    Args:
+        silent: rates without noise: there every mask is its mean.
+        masks: masks to draw for each example.
+        generator: draws them.
+    """
+
+    def __init__(self, silent: Sequence[Tensor] = (), masks: int = 1, generator: torch.Generator | None = None):
+        self.silent, self.masks, self.generator = {id(rate) for rate in silent}, masks, generator
+
+    def begin(self) -> None:
+        pass
+
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
+        if id(layer.logit) not in self.silent:
+            return layer.draw(self.masks, shape, x, self.generator)
+        if self.masks == 1:
+            return None
+        return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
+
+    def seen(self, use: int, x: Tensor) -> None:
+        pass
+
+
+def losses_at(
+    evaluation: Evaluation, silent: Sequence[Tensor], generator: torch.Generator | None
+) -> Float[Tensor, "batch"]:
+    """Each example's loss under one mask at the present rates, without noise where a rate is silent."""
+    return evaluation.sampled(MasksAt(silent, generator=generator), 1)[0].float()
+
+
+def sums_of(
+    plain: Float[Tensor, "batch"],
+    noisy: Float[Tensor, "batch"],
+    held_out: Float[Tensor, "other"],
+    odds: Float[Tensor, ""],
+) -> Sums:
+    """What one measurement adds: a one, cost, gap, their squares, and the odds. Sums of several processes add up."""
+    trained = plain.double().mean()
+    cost, gap = noisy.double().mean() - trained, held_out.double().mean() - trained
+    return torch.stack([torch.ones_like(cost), cost, gap, cost**2, gap**2, odds.to(cost)])
+
+
+def shift_sums(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"]) -> Float[Tensor, "3"]:
+    """A one, and by how much held-out examples are harder than some that have not been trained on yet; its square."""
+    harder = held_out.double().mean() - fresh.double().mean()
+    return torch.stack([torch.ones_like(harder), harder, harder**2])
+
+
+class Measurements:
+    """Sums over the latest measurements, for a number of rates."""
+
+    def __init__(self, rates: int):
+        self.count = 0
+        """How many measurements there were."""
+        self.sums: Sums = torch.zeros(6, dtype=torch.float64)
+        self.shift_sums: Float[Tensor, "3"] = torch.zeros(3, dtype=torch.float64)
+        self.alone: Float[Tensor, "2 rates"] = torch.zeros(2, rates, dtype=torch.float64)
+        """Of the noise of each rate alone: its cost, and the odds at which it was measured."""
+
+    def add(
+        self, sums: Sums, rates: list[int], alone: Float[Tensor, "2 measured"], keep: float, keep_alone: float
+    ) -> None:
+        """Take in one measurement and what the noise of some rates alone costs; ``keep`` is what earlier ones count by."""
+        self.count += 1
+        self.to(sums.device)
+        finite = (sums.isfinite().all() & alone.isfinite().all()).to(sums.device)
+        updated = self.alone.clone()
+        updated[:, rates] = alone + keep_alone * updated[:, rates]
+        # A measurement that is not finite would stay in the sums for ever.
+        self.sums = torch.where(finite, sums + keep * self.sums, self.sums)
+        self.alone = torch.where(finite, updated, self.alone)
+
+    def add_shift(self, sums: Float[Tensor, "3"]) -> None:
+        self.shift_sums = self.shift_sums.to(sums) + sums
+
+    def to(self, device: torch.device) -> None:
+        self.sums, self.shift_sums, self.alone = (t.to(device) for t in (self.sums, self.shift_sums, self.alone))
+
+    @property
+    def enough(self) -> Tensor:
+        # With several processes one measurement counts several times in the sums, and still is one.
+        return (self.sums[0] > MIN_MEASUREMENTS) & (self.count > MIN_MEASUREMENTS)
+
+    @property
+    def odds(self) -> Float[Tensor, ""]:
+        """The sum of the odds to drop at which the noise was measured."""
+        return self.sums[5] / self.sums[0]
+
+    def cost(self, odds: Float[Tensor, ""]) -> Mean:
+        """What the noise of all rates costs at these odds: a little noise costs in proportion to them."""
+        count, mean, square = self.sums[0], self.sums[1] / self.sums[0], self.sums[3] / self.sums[0]
+        factor = odds.to(mean) / self.odds
+        return Mean(mean * factor, ((square - mean**2).clamp(min=0) / count).sqrt() * factor)
+
+    def gap(self, distinct: float = math.inf) -> Mean:
+        """The generalisation gap; ``distinct`` is how many held-out batches differ: to see one again tells nothing new."""
+        count, mean, square = self.sums[0], self.sums[2] / self.sums[0], self.sums[4] / self.sums[0]
+        variance = (square - mean**2).clamp(min=0) / count.clamp(max=distinct)
+        shift, shift_variance = self.shift()
+        return Mean(mean - shift, (variance + shift_variance).sqrt())
+
+    def shift(self) -> tuple[Tensor, Tensor]:
+        """By how much held-out data are harder from the beginning, and its variance; 0 where that may be chance."""
+        count, total, squares = self.shift_sums
+        mean = total / count
+        variance = (squares / count - mean**2).clamp(min=0) / (count - 1)
+        certain = (mean > Z_SHIFT * variance.sqrt()) & (count >= MIN_SHIFT_MEASUREMENTS)
+        return torch.where(certain, mean, 0.0), torch.where(certain, variance, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "sums": self.sums, "shift_sums": self.shift_sums, "alone": self.alone}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.sums, self.shift_sums, self.alone = (state[name].clone() for name in ("sums", "shift_sums", "alone"))
