@@ -89,7 +89,7 @@ class Command:
 
 def commands(folder: Path) -> dict[str, list[Command]]:
     """The commands of both verbs, tried once each; plain Python writes their data, for polars must not run before a fork."""
-    history_parts.INTERACTIONS, history_parts.ROWS, score_files.ROWS = 500, 400, 100
+    history_parts.ROWS_PER_PART, history_parts.ROWS_PER_BATCH, score_files.ROWS_IN_MEMORY = 500, 400, 100
     numbers = random.Random(1)
     for name, users in (("likes", range(160)), ("new", range(1000, 1150))):
         rows = [f"{user},item-{(user % 4) * 10 + numbers.randrange(14)}" for user in users for _ in range(9)]

@@ -51,7 +51,7 @@ def main(
     learned = Recommender(epochs=1, validation=0, progress=False).fit(
         shop.interactions.filter(pl.col("user_id") < 5_000)
     )
-    score_files.ROWS = part * k
+    score_files.ROWS_IN_MEMORY = part * k
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         alone = _timed(learned, shop.interactions, folder / "one", k)

@@ -94,7 +94,7 @@ def fit(
         kind = _recommender()
         from lbdrop.guards.processes import is_first
         from lbdrop.io.files import alone, remove
-        from lbdrop.recommend.saving import check_place
+        from lbdrop.recommend.saving import check_target
         from lbdrop.recommend.score_files import unfinished
 
         given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
@@ -108,7 +108,7 @@ def fit(
             **given,
         )
         with writing(out):
-            check_place(out)
+            check_target(out)
             check_writable(out.parent)
         started = time.perf_counter()
         table = read_training(file, user, item, weight, at_least)
@@ -200,7 +200,7 @@ def score(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        from lbdrop.recommend.score_files import check_output, unfinished
+        from lbdrop.recommend.score_files import check_target, unfinished
 
         users = None if file is None else scan_table(file, user, item, weight, fitted)
         if file is not None and file.resolve().is_relative_to(out.resolve()):
@@ -208,7 +208,7 @@ def score(
                 f"--out: want another place than that of the histories, got {out}; they would be replaced"
             )
         with writing(out.parent):
-            check_output(out)
+            check_target(out)
             check_writable(out.parent)
         started = time.perf_counter()
         with writing(out.parent, unfinished(out)):

@@ -36,10 +36,10 @@ def read_training(
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
     from lbdrop.recommend import table_files
-    from lbdrop.recommend.polars_panics import no_panic
+    from lbdrop.recommend.polars_panics import panics_as_errors
 
     table = scan_table(path, user, item, weight, fitted)
-    with table_files.reading(path), no_panic():
+    with table_files.reading(path), panics_as_errors():
         return table.collect()
 
 
@@ -47,9 +47,9 @@ def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
     """The same, to be read a piece at a time."""
     from lbdrop.recommend import table_files
 
-    files = table_files.find_parts(path)
+    files = table_files.find_table_files(path)
     with table_files.reading(path):
-        table = table_files.scan_parts(files, (user, item), weight)
+        table = table_files.scan_table_files(files, (user, item), weight)
         found = table.collect_schema().names()
         if missing := [name for name in (user, item) if name not in found]:
             raise DropoutError(
@@ -61,7 +61,7 @@ def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
         rows = table.select(list(names)).rename(names)
         if fitted is None:
             text = files[0].suffix != ".parquet"
-            return table_files.whole_numbers(rows, ("user_id", "item_id")) if text else rows
+            return table_files.ids_as_integers(rows, ("user_id", "item_id")) if text else rows
         users = None if fitted.interactions_ is None else fitted.interactions_.users.dtype
         return _as_fitted(_as_fitted(rows, "user_id", users), "item_id", fitted.items_.dtype)
 
@@ -77,7 +77,7 @@ def as_fitted(ids: "pl.Series", kind: "pl.DataType | None") -> "pl.Series":
 def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> "pl.LazyFrame":
     import polars as pl
 
-    from lbdrop.recommend.table_files import survives
+    from lbdrop.recommend.table_files import survives_as_integer
 
     found, text = frame.collect_schema()[name], pl.col(name).cast(pl.String)
     if found.is_integer():
@@ -86,7 +86,7 @@ def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> 
         return frame  # no ids at all, which others tell
     if kind == pl.String:
         return frame.with_columns(text)
-    other = text.filter(~survives(text))
+    other = text.filter(~survives_as_integer(text))
     told = frame.select(others=other.len(), first=other.first(), rows=text.count()).collect(engine="streaming")
     others, first, rows = told.row(0)
     if kind is not None and 0 < others < rows:

@@ -1,8 +1,8 @@
-"""The state of a training run after an epoch: tensors as safetensors, the rest as JSON, whole or not there at all.
+"""The state of a training run after an epoch: tensors as safetensors, the rest as JSON; never half written.
 
 A folder ``epoch-00012`` holds weights, optimiser and history; ``best-00009.safetensors`` the weights of the best epoch so
-far. Each is written beside its place and renamed, and what it replaces is removed after that, so that a full disk or a
-power cut costs an epoch at most. Nothing is pickled.
+far. Each is written under a temporary name and renamed, and the older state is removed after that. So a full disk or a
+power cut costs at most one epoch. Nothing is pickled.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ __all__ = ["fingerprint", "load", "newest", "number", "save"]
 
 
 def fingerprint(*arrays: np.ndarray) -> str:
-    """What tells these numbers from any others, in these types and this order: 16 hexadecimal digits."""
+    """16 hexadecimal digits that differ for other numbers, types or another order."""
     total = hashlib.sha256()
     for array in arrays:
         total.update(f"{array.dtype.str}{array.shape}".encode())
@@ -42,42 +42,42 @@ def save(
     record: dict[str, Any],
     best: tuple[int, dict[str, Tensor]] | None,
 ) -> None:
-    """Keep the state after ``epoch`` and drop the one before; ``best`` is the best epoch and its weights."""
+    """Save the state after ``epoch`` and remove the earlier one; ``best`` is the best epoch with its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {_name(epoch)}
+    current = {_name(epoch)}
     if best is not None:
         target = folder / f"best-{best[0]:05d}.safetensors"
-        kept.add(target.name)
+        current.add(target.name)
         if not target.exists():
-            with replacing(target) as beside:
-                save_file(_contiguous(best[1]), beside)
+            with replacing(target) as temporary:
+                save_file(_contiguous(best[1]), temporary)
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    with replacing(folder / _name(epoch)) as beside:
-        beside.mkdir()
-        save_file(_contiguous(tensors), beside / "state.safetensors")
-        (beside / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with replacing(folder / _name(epoch)) as temporary:
+        temporary.mkdir()
+        save_file(_contiguous(tensors), temporary / "state.safetensors")
+        (temporary / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for old in [*folder.glob("epoch-*"), *folder.glob("best-*")]:
-        if old.name not in kept:
+        if old.name not in current:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def load(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor] | None] | None:
-    """Put the newest state back into model and optimiser; the record and the best weights, or None if there is none.
+    """Load the newest state into model and optimiser; return the record and the best weights, or None if there is none.
 
     Args:
         folder: where :func:`save` wrote.
-        model: as it was built for the run.
+        model: built with the settings of the run.
         optimizer: over the model's parameters, in the same order.
-        identity: settings, seed and data of this run; the saved ones must be the same.
+        identity: settings, seed and data of this run; they must equal the saved ones.
     """
-    if (found := newest(folder)) is None:
+    if (state := newest(folder)) is None:
         return None
     try:
-        return _load(folder, found, model, optimizer, json.loads(json.dumps(identity)))
+        return _load(folder, state, model, optimizer, json.loads(json.dumps(identity)))
     except (
         OSError,
         KeyError,
@@ -91,17 +91,17 @@ def load(
         if isinstance(error, DropoutError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DropoutError(f"{found}: cannot be read ({reason}); delete {folder} to start anew") from error
+        raise DropoutError(f"{state}: cannot be read ({reason}); delete {folder} to start anew") from error
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest whole state there."""
+    """The newest state in the folder."""
     states = (path for path in folder.glob("epoch-*") if re.fullmatch(r"epoch-\d+", path.name))
     return max(states, key=number, default=None)
 
 
 def number(state: Path) -> int:
-    """The epoch after which a state was kept."""
+    """The epoch after which a state was saved."""
     return int(state.name.removeprefix("epoch-"))
 
 
@@ -111,7 +111,7 @@ def _load(
     record = read_json(newest / "record.json")
     _check_record(record, number(newest))
     if wanted != record["identity"]:
-        _differs(folder, wanted, record["identity"])
+        _raise_other_run(folder, wanted, record["identity"])
     device = next(model.parameters()).device
     tensors = load_file(newest / "state.safetensors", device=str(device))
     model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
@@ -128,12 +128,12 @@ def _load(
     best = load_file(folder / f"best-{record['best']:05d}.safetensors", device=str(device))
     _check_finite(best)
     if {name: t.shape for name, t in best.items()} != {name: t.shape for name, t in model.state_dict().items()}:
-        raise ValueError("weights of the best epoch that are another model's")
+        raise ValueError("weights of the best epoch in the shapes of another model")
     return record, best
 
 
 def _check_record(record: dict[str, Any], epoch: int) -> None:
-    """What training goes on with is as it was kept."""
+    """An error unless the record has all that training needs."""
     epochs, best, step = record["epochs"], record["best"], record["step"]
     if not isinstance(record["identity"], dict) or not isinstance(epochs, list) or len(epochs) != epoch:
         raise ValueError(f"no record of {epoch} epochs")
@@ -141,9 +141,9 @@ def _check_record(record: dict[str, Any], epoch: int) -> None:
         if not isinstance(each["loss"], int | float) or not isinstance(each["validation"], dict | None):
             raise TypeError("an epoch without its loss or validation")
         if any(not isinstance(value, int | float) for value in (each["validation"] or {}).values()):
-            raise TypeError("a validation that is no numbers")
+            raise TypeError("a validation measure that is not a number")
     if best is not None and (type(best) is not int or not 1 <= best <= epoch or not epochs[best - 1]["validation"]):
-        raise ValueError(f"a best epoch that is none of {epoch}")
+        raise ValueError(f"a best epoch outside 1 to {epoch}")
     if type(step) is not int or step < 0 or type(record["stopped"]) is not bool:
         raise TypeError("no number of steps")
 
@@ -151,20 +151,20 @@ def _check_record(record: dict[str, Any], epoch: int) -> None:
 def _check_finite(tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            raise ValueError(f"{name[:60]!r} with other than finite numbers")
+            raise ValueError(f"{name[:60]!r} with NaN, infinity or integers")
 
 
 def _check_moments(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
-    """Adam's, for parameters that are there and in their shapes."""
+    """An error unless these are Adam's moments in the shapes of the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, moments in state.items():
         shapes = {name: tensor.shape for name, tensor in moments.items()}
         step = shapes.pop("step", None)
         if step != () or shapes != dict.fromkeys(("exp_avg", "exp_avg_sq"), parameters[index].shape):
-            raise ValueError(f"moments of parameter {index} that are not its own")
+            raise ValueError(f"moments of parameter {index} in other shapes")
 
 
-def _differs(folder: Path, wanted: dict[str, Any], saved: dict[str, Any]) -> None:
+def _raise_other_run(folder: Path, wanted: dict[str, Any], saved: dict[str, Any]) -> None:
     def flat(tree: dict[str, Any]) -> dict[str, Any]:
         return {
             k: v for key, value in tree.items() for k, v in (value if isinstance(value, dict) else {key: value}).items()
@@ -185,5 +185,5 @@ def _name(epoch: int) -> str:
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Two names of one tensor are saved as two: safetensors refuses shared memory.
+    # safetensors refuses tensors that share memory, so each name gets its own copy.
     return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}

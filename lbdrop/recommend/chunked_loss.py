@@ -19,21 +19,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lbdrop.recommend.networks import LARGE
+from lbdrop.recommend.networks import LARGE_CATALOGUE
 from lbdrop.recommend.rows import Batch
 
 __all__ = ["chunk_width", "chunked_multinomial_nll"]
 
-TABLE = 2**23
-"""Logits of a chunk: 32 megabytes, of which a step has a handful."""
-FEWEST = 1024
-"""Items of a chunk at least: products of fewer columns waste a device."""
+MAX_TABLE = 2**23
+"""Logits of a chunk: 32 megabytes, and a step has several such tables."""
+MIN_ITEMS = 1024
+"""Items of a chunk; products of fewer columns waste a device."""
 
 
 def chunk_width(items: int, users: int, at_once: int = 0) -> int:
-    """Items of a chunk, as told; if 0, the whole catalogue, or, of a large one, as many as fit into a table."""
+    """Items of a chunk: ``at_once``, or if 0 the whole catalogue, or as many items of a large one as fit into a table."""
     if not at_once:
-        at_once = items if items <= LARGE else max(FEWEST, TABLE // max(users, 1))
+        at_once = items if items <= LARGE_CATALOGUE else max(MIN_ITEMS, MAX_TABLE // max(users, 1))
     return min(at_once, items)
 
 
@@ -52,7 +52,7 @@ def chunked_multinomial_nll(
 
 
 class _Chunked(torch.autograd.Function):
-    """Saves what it was given and the normaliser, and nothing of the catalogue's size."""
+    """Saves its inputs and the normaliser, and no table of users × items."""
 
     @staticmethod
     def forward(
@@ -68,16 +68,16 @@ class _Chunked(torch.autograd.Function):
         wide = torch.promote_types(dtype, torch.float32)
         largest = hidden.new_full((len(hidden),), -torch.inf, dtype=wide)
         total = torch.zeros_like(largest)
-        own = hidden.new_zeros(len(item), dtype=wide)
+        item_logits = hidden.new_zeros(len(item), dtype=wide)
         with torch.autocast(hidden.device.type, enabled=False):
             for first, logits in _chunks(hidden, weight, bias, chunk, dtype):
                 logits = logits.to(wide)
                 inside, cell = _cells(item, user, first, logits.shape[1])
-                own += torch.where(inside, logits.flatten().index_select(0, cell), 0.0)
+                item_logits += torch.where(inside, logits.flatten().index_select(0, cell), 0.0)
                 before, largest = largest, torch.maximum(largest, logits.amax(-1))
                 total = total * torch.exp(before - largest) + torch.exp_(logits - largest[:, None]).sum(-1)
         normaliser = largest + torch.log(total)
-        nll = own.new_zeros(len(hidden)).index_add(0, user, normaliser.index_select(0, user) - own)
+        nll = item_logits.new_zeros(len(hidden)).index_add(0, user, normaliser.index_select(0, user) - item_logits)
         return nll, normaliser
 
     @staticmethod
@@ -91,8 +91,8 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, bias, item, user, counts, normaliser = ctx.saved_tensors
         grad = grads[0]
-        wide = (normaliser.dtype, weight.dtype, bias.dtype)  # chunks add up to one gradient of what is hidden
-        of_hidden, of_weight, of_bias = (
+        wide = (normaliser.dtype, weight.dtype, bias.dtype)  # chunks add up to one gradient of hidden
+        hidden_grad, weight_grad, bias_grad = (
             torch.zeros_like(each, dtype=dtype) if needed else None
             for each, dtype, needed in zip((hidden, weight, bias), wide, ctx.needs_input_grad, strict=False)
         )
@@ -102,23 +102,23 @@ class _Chunked(torch.autograd.Function):
                 width = logits.shape[1]
                 slope = torch.exp_(logits.to(normaliser.dtype) - normaliser[:, None]).mul_((counts * grad)[:, None])
                 inside, cell = _cells(item, user, first, width)
-                # Every cell is hit at most once by other than 0, so the atomic additions have one possible result.
+                # Every cell gets at most one value other than 0, so atomic additions are deterministic.
                 slope.view(-1).scatter_add_(0, cell, torch.where(inside, each, 0.0).to(slope.dtype))
                 slope = slope.to(ctx.dtype)
-                if of_hidden is not None:
-                    of_hidden += slope @ weight[first : first + width].to(ctx.dtype)
-                if of_weight is not None:
-                    of_weight[first : first + width] = slope.T @ narrow
-                if of_bias is not None:
-                    of_bias[first : first + width] = slope.sum(0)
-        of_hidden = None if of_hidden is None else of_hidden.to(hidden.dtype)
-        return of_hidden, of_weight, of_bias, None, None, None, None, None
+                if hidden_grad is not None:
+                    hidden_grad += slope @ weight[first : first + width].to(ctx.dtype)
+                if weight_grad is not None:
+                    weight_grad[first : first + width] = slope.T @ narrow
+                if bias_grad is not None:
+                    bias_grad[first : first + width] = slope.sum(0)
+        hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden.dtype)
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None, None
 
 
 def _chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, chunk: int, dtype: torch.dtype
 ) -> Iterator[tuple[int, Float[Tensor, "users _"]]]:
-    """The number of a chunk's first item, and its logits in the precision of products."""
+    """The index of a chunk's first item, and its logits in the precision of products."""
     hidden = hidden.to(dtype)
     for first in range(0, len(weight), chunk):
         part = slice(first, first + chunk)
@@ -126,9 +126,9 @@ def _chunks(
 
 
 def _cells(item: Tensor, user: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """Which entries are of this chunk, and where each is in its flattened table; of the others, anywhere.
+    """Which entries are in this chunk, and the position of each in its flattened table; other entries get any position.
 
-    By masks, as choosing them would make the host wait for their number.
+    A mask, because selecting the entries would make the host wait for their number.
     """
     column = item - first
     inside = (column >= 0) & (column < width)

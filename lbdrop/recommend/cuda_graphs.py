@@ -1,8 +1,8 @@
 r"""A training step as one CUDA graph: a step launches a few copies and a replay instead of hundreds of kernels.
 
-On a large GPU the kernels of a step take a fraction of a millisecond and their launches several. Recorded once and replayed,
-only the kernels' time is left. A recording has fixed shapes and addresses, so batches are copied into buffers
-(:class:`Fixed`), and the entries that only fill them up belong to a further user who counts for nothing.
+On a large GPU the kernels of a step take a fraction of a millisecond and their launches several. A recorded
+step takes only the kernels' time. A recording has fixed shapes and addresses, so batches are copied into buffers
+(:class:`FixedBatch`), and the padding entries belong to one more user of weight 0.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from torch import Tensor
 from lbdrop._torch import copy_many
 from lbdrop.recommend.rows import Batch, Rows
 
-__all__ = ["Fixed", "Recorder"]
+__all__ = ["FixedBatch", "GraphRecorder"]
 
-# What the docs of torch.cuda.graph ask for, so that libraries and the optimiser have set themselves up.
-WARM_UP = 3
+WARM_UP_STEPS = 3
+"""Steps before a recording, as the docs of torch.cuda.graph want, so that libraries and the optimiser are set up."""
 
 
-class Fixed:
+class FixedBatch:
     """A batch of fixed shape: ``size`` users and room for ``capacity`` entries.
 
-    Rows are rounded up to eight, which products on a GPU like; the first row behind the users owns all entries to spare.
+    Rows are rounded up to a multiple of eight, which is faster on a GPU; the first padding row has all padding entries.
     """
 
     def __init__(self, size: int, items: int, capacity: int, device: torch.device):
@@ -33,7 +33,7 @@ class Fixed:
         self.user = torch.full((capacity,), size, dtype=torch.int64, device=device)
         self.item = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.number = torch.zeros(rows, dtype=torch.int64, device=device)
-        # Any number but 0: nothing may become infinite, or 0 × it would not be 0.
+        # Not 0: a division must not give infinity, because 0 × infinity is NaN.
         self.counts = torch.ones(rows, device=device)
         self.share = torch.zeros(rows, device=device)
         self.share[:size] = 1 / size
@@ -41,8 +41,8 @@ class Fixed:
         self.filled = 0
 
     @classmethod
-    def for_batches_of(cls, rows: Rows, size: int) -> "Fixed":
-        """Room for nearly every batch of ``size`` random rows: the mean and five standard deviations."""
+    def for_batches_of(cls, rows: Rows, size: int) -> "FixedBatch":
+        """Room for nearly every batch of ``size`` random rows: the mean plus five standard deviations."""
         counts = np.diff(rows.starts)
         room = size * counts.mean() + 5 * np.sqrt(size) * counts.std()
         return cls(size, rows.items, max(-(-int(room) // 1024) * 1024, 1024), rows.device)
@@ -51,7 +51,7 @@ class Fixed:
         return batch.size == self.size and len(batch.item) <= self.capacity and batch.value is None
 
     def fill(self, batch: Batch) -> None:
-        """Copy a batch in; entries left from a longer one go to the spare row, whose items do not matter."""
+        """Copy a batch in; entries left from a longer batch go to the padding row, where their items do not matter."""
         entries, size = len(batch.item), self.size
         copy_many(
             [self.user[:entries], self.item[:entries], self.number[:size], self.offsets[:size]],
@@ -64,7 +64,7 @@ class Fixed:
         self.offsets[size].fill_(entries)
 
     def batch(self) -> Batch:
-        """What is in the buffers, as the model wants it."""
+        """The buffers as a batch for the model."""
         return Batch(
             user=self.user,
             item=self.item,
@@ -81,23 +81,23 @@ class Fixed:
 Step = Callable[[Batch, Tensor, tuple[Batch, Batch] | None], None]
 
 
-class Recorder:
-    """Runs steps, and records each kind of step after a few to replay it from then on.
+class GraphRecorder:
+    """Runs steps; after a few, records each kind of step and replays the recording.
 
     Args:
         step: one step: losses, backward, optimiser. Draws from torch's global generator, which a graph can replay.
-        optimizer: its gradients are let go before and after a recording, whose own they then are.
+        optimizer: its gradients are set to None before and after a recording, which has its own.
         rows: the training rows.
         size: users a batch; other batches run unrecorded.
-        held: fold-in and held-out rows, where steps see them.
+        held_out: fold-in and held-out rows, if steps use them.
     """
 
-    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int, held: Any = None):
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int, held_out: Any = None):
         self.step, self.optimizer = step, optimizer
-        self.fixed = Fixed.for_batches_of(rows, size)
-        self.pair = None if held is None else tuple(Fixed.for_batches_of(each, size) for each in held)
+        self.fixed = FixedBatch.for_batches_of(rows, size)
+        self.pair = None if held_out is None else tuple(FixedBatch.for_batches_of(each, size) for each in held_out)
         self.beta = torch.zeros((), device=rows.device)
-        self.seen: dict[Any, int] = {}
+        self.runs: dict[Any, int] = {}
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self.side = torch.cuda.Stream()
 
@@ -105,8 +105,8 @@ class Recorder:
         key = (kind, pair is not None)
         if not self._fits(batch, pair):
             self._unrecorded(batch, beta, pair)
-        elif self.seen.get(key, 0) < WARM_UP:
-            self.seen[key] = self.seen.get(key, 0) + 1
+        elif self.runs.get(key, 0) < WARM_UP_STEPS:
+            self.runs[key] = self.runs.get(key, 0) + 1
             self._unrecorded(batch, beta, pair)
         else:
             self._fill(batch, beta, pair)
@@ -129,18 +129,18 @@ class Recorder:
                 fixed.fill(each)
 
     def _unrecorded(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
-        # On a stream of its own: gradients made on the default one could not be recorded later.
+        # On a side stream, because gradients made on the default stream could not be recorded later.
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             self.step(batch, beta, pair)
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def _record(self, held: bool) -> torch.cuda.CUDAGraph:
+    def _record(self, held_out: bool) -> torch.cuda.CUDAGraph:
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             pair = None
-            if held and self.pair is not None:
+            if held_out and self.pair is not None:
                 pair = (self.pair[0].batch(), self.pair[1].batch())
             self.step(self.fixed.batch(), self.beta, pair)
         self.optimizer.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ __all__ = ["non_negative_elastic_net"]
 
 
 def non_negative_elastic_net(
-    gram: Float[Tensor, "items items"], l1: float, l2: float, *, tolerance: float = 1e-4, most_steps: int = 2000
+    gram: Float[Tensor, "items items"], l1: float, l2: float, *, tolerance: float = 1e-4, max_steps: int = 2000
 ) -> Float[Tensor, "items items"]:
     """The weights, one column for each item, with zeros on the diagonal.
 
@@ -28,8 +28,8 @@ def non_negative_elastic_net(
         gram: $X^\\top X$; it is not changed.
         l1: weight of the sum.
         l2: weight of half the sum of squares; above 0.
-        tolerance: stop when no weight moves further in a step.
-        most_steps: stop then at the latest, with a warning.
+        tolerance: stop when no weight changes by more in a step.
+        max_steps: stop after so many steps, with a warning.
     """
     largest = _largest_eigenvalue(gram)
     step = 1 / (largest + l2)
@@ -37,12 +37,12 @@ def non_negative_elastic_net(
     momentum = (1 - root) / (1 + root)
     weights = torch.zeros_like(gram)
     ahead = weights.clone()
-    # TF32 is faster and good for the way there; only the last steps need every digit.
+    # TF32 is faster and precise enough at first; only the last steps need float32.
     before = torch.get_float32_matmul_precision()
     try:
         for precision, near in (("high", 10 * tolerance), ("highest", tolerance)):
             torch.set_float32_matmul_precision(precision)
-            for count in range(most_steps):
+            for count in range(max_steps):
                 # ahead − step · (G·ahead − G + l2·ahead + l1), cut at 0
                 nearer = torch.addmm(gram, gram, ahead, beta=step, alpha=-step)
                 nearer.add_(ahead, alpha=1 - step * l2).sub_(step * l1).clamp_(min=0)
@@ -50,14 +50,14 @@ def non_negative_elastic_net(
                 moved = nearer - weights
                 ahead = torch.add(nearer, moved, alpha=momentum, out=ahead)
                 weights = nearer
-                # A glance in ten steps: it waits for the device.
+                # Only every ten steps, because it waits for the device.
                 if count % 10 == 9 and float(moved.abs_().max()) < near:
                     break
             else:
                 if precision == "highest":
                     warnings.warn(
-                        f"elastic net: weights still move by more than {tolerance:g} a step after {most_steps:,} steps; they"
-                        " are near the solution at best; raise l2, or most_steps",
+                        f"elastic net: weights still move by more than {tolerance:g} a step after {max_steps:,} steps; they"
+                        " are near the solution at best; raise l2, or max_steps",
                         stacklevel=2,
                     )
     finally:

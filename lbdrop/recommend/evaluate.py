@@ -1,7 +1,7 @@
-"""What a model finds of held-out users' items: per user, with standard errors, by one ``topk`` a batch on the device.
+"""How many held-out items a model finds: per user, with standard errors, by one ``topk`` for each batch on the device.
 
 The measures are those of :mod:`lbdrop.metrics.ranking`. Items of the fold-in are never recommended. Nothing waits for the
-device before the last batch, and no more than one batch of scores is held at a time.
+device before the last batch, and only one batch of scores is in memory at a time.
 
 Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
 """
@@ -37,7 +37,7 @@ Scores = Callable[[Batch], Tensor]
 
 
 class HeldOutRows(NamedTuple):
-    """Held-out users on the device, to be evaluated again and again."""
+    """Held-out users on the device, for repeated evaluation."""
 
     fold_in: Rows
     held_out: Rows
@@ -59,12 +59,12 @@ class Report:
     """Measures of a model on held-out users."""
 
     per_user: dict[str, Float[Tensor, "users"]]
-    """By name, such as ``recall@20``: a value for each user in the order of the rows, NaN where nothing was held out."""
+    """By name, such as ``recall@20``: a value for each user in the order of the rows, NaN without held-out items."""
     mean: dict[str, float]
     error: dict[str, float]
     """Standard errors of the means."""
     users: int
-    """Users with something held out: those the means are of."""
+    """Users with held-out items: the means are over these."""
     coverage: float
     """Share of the catalogue recommended to anyone, in lists as long as the longest measured."""
     popularity: float | None
@@ -73,16 +73,18 @@ class Report:
     """How many users each item is recommended to."""
 
     def record(self) -> dict[str, Any]:
-        """What a JSON keeps: no per-user values, and ``None`` for what is no number, as the error of one user's mean."""
-        mean, error = ({name: _known(value) for name, value in each.items()} for each in (self.mean, self.error))
-        return {"mean": mean, "standard_error": error, "users": self.users, "coverage": _known(self.coverage),
-                "popularity": _known(self.popularity)}  # fmt: skip
+        """For JSON: without per-user values, and with ``None`` for NaN, as in the error of a single user's mean."""
+        mean, error = (
+            {name: _finite_or_none(value) for name, value in each.items()} for each in (self.mean, self.error)
+        )
+        return {"mean": mean, "standard_error": error, "users": self.users, "coverage": _finite_or_none(self.coverage),
+                "popularity": _finite_or_none(self.popularity)}  # fmt: skip
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:.4f} ± {self.error[name]:.4f}" for name, value in self.mean.items())
 
 
-def _known(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
@@ -97,19 +99,19 @@ def evaluate(
     device: torch.device | str | None = None,
     shared: bool = False,
 ) -> Report:
-    """Rank the catalogue for held-out users and measure what is found.
+    """Rank the catalogue for held-out users and measure how many held-out items are found.
 
     Args:
         scorer: a model with ``scores(batch)``, or such a function itself:
             ``functools.partial(model.scores, samples=10, generator=g)``.
-        held_out: the users; as :class:`HeldOutRows` where they are evaluated again and again.
+        held_out: the users; :class:`HeldOutRows` save time in repeated evaluation.
         recall: the k of Recall@k.
         ndcg: the k of NDCG@k.
-        batch: users scored at once; 500, and fewer where the catalogue is large, unless told.
+        batch: users scored at once; the default is 500, and fewer for a large catalogue.
         likes: how many training users have each item, for the popularity of what is recommended.
-        device: where the scorer works; that of its parameters, or of its ``device``, unless told.
-        shared: with several processes, whether all of them call this together and share the work, batch by batch; each gets
-            the report that one alone would have made. Otherwise a call does everything itself.
+        device: where the scorer works; the default is that of its parameters, or its ``device``.
+        shared: with several processes, whether all of them make this call and share the work, batch by batch; each gets the
+            same report as a single process would. Otherwise each call does all the work.
     """
     rows = held_out if isinstance(held_out, HeldOutRows) else HeldOutRows.on(held_out, device or device_of(scorer))
     measures = {f"recall@{k}": (ranking.recall_at_k, k) for k in recall}
@@ -118,18 +120,18 @@ def evaluate(
         raise DropoutError("recall, ndcg: want at least one k, got none")
     longest, items = max(*recall, *ndcg, 1), rows.fold_in.items
     batch = batch or users_at_once(items, 500)
-    together = shared and dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    # Zeros in place of other processes' users: a sum over processes is then exact.
+    distributed = shared and dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    # Zero for the users of other processes, so that a sum over processes is exact.
     values = torch.zeros(len(measures) + 1, rows.fold_in.users, device=rows.fold_in.device)
     percentile = None if likes is None else ranking.popularity_percentile(likes.to(rows.fold_in.device))
     times = torch.zeros(items, dtype=torch.long, device=rows.fold_in.device)
     with _scoring(scorer) as scores:
         pairs = zip(*(each.batches(batch, shuffle=False) for each in rows), strict=True)
-        for index, (fold_in, wanted) in islice(enumerate(pairs), rank, None, ranks):
+        for index, (fold_in, target) in islice(enumerate(pairs), rank, None, ranks):
             users = slice(index * batch, index * batch + fold_in.size)
             ranked = ranking.top_items(scores(fold_in).float(), (fold_in.user, fold_in.item), longest)
-            relevant = ranking.which_items(wanted.user, wanted.item, (wanted.size, items))
+            relevant = ranking.which_items(target.user, target.item, (target.size, items))
             for row, (measure, k) in zip(values, measures.values(), strict=False):
                 row[users] = measure(ranked, relevant, k)
             times += ranking.times_recommended(ranked, items, longest)
@@ -153,8 +155,8 @@ def evaluate(
 
 
 def device_of(scorer: Any) -> torch.device:
-    """Where a scorer works."""
-    scorer = _owner(scorer)
+    """The device of a scorer."""
+    scorer = _object_of(scorer)
     if isinstance(scorer, nn.Module):
         return next((p.device for p in scorer.parameters()), torch.device("cpu"))
     return torch.device(getattr(scorer, "device", "cpu"))
@@ -162,8 +164,8 @@ def device_of(scorer: Any) -> torch.device:
 
 @contextmanager
 def _scoring(scorer: Scorer | Scores) -> Iterator[Scores]:
-    """The scorer's function, without gradients and, if it is a network, in eval mode for as long."""
-    owner = _owner(scorer)
+    """The scorer's function, without gradients and, if it is a network, in eval mode during the block."""
+    owner = _object_of(scorer)
     network = owner if isinstance(owner, nn.Module) and owner.training else None
     if network is not None:
         network.eval()
@@ -175,6 +177,6 @@ def _scoring(scorer: Scorer | Scores) -> Iterator[Scores]:
             network.train()
 
 
-def _owner(scorer: Any) -> Any:
-    """Whose method it is, of a method or a partial one."""
+def _object_of(scorer: Any) -> Any:
+    """The object of a bound method, or of a partial of one."""
     return getattr(getattr(scorer, "func", scorer), "__self__", scorer)

@@ -1,9 +1,9 @@
-r"""Which of a user's items carried a recommendation: each is taken away in turn, and the model asked again.
+r"""Which of a user's items support a recommendation: each is removed in turn, and the history scored again.
 
 $$ e_j = s_i(x) - s_i(x \setminus j) \qquad \text{for every } j \in x $$
 
-This is what the model does, not an approximation of it: all the shortened histories are scored in one batch, under the same
-masks. Where the score is linear in the row, as EASE's, $e_j$ is the weight from $j$ to $i$.
+These are exact effects, not an approximation: all shortened histories are scored in one batch, under the same masks. If the
+score is linear in the row, as EASE's, $e_j$ is the weight from $j$ to $i$.
 """
 
 import numpy as np
@@ -29,9 +29,9 @@ def leave_one_out(
 
     Args:
         scored: the model, see :func:`lbdrop.recommend.scoring.scoring`.
-        history: the numbers of the user's items.
-        item: the number of the item in question.
-        items: how many the catalogue has.
+        history: the indices of the user's items.
+        item: the index of the item to explain.
+        items: size of the catalogue.
         device: where the model is.
     """
     n = len(history)
@@ -40,8 +40,8 @@ def leave_one_out(
     at_once = users_at_once(max(items, n))
     for first in range(0, n, at_once):
         missing = np.arange(first, min(first + at_once, n))
-        there = np.arange(n) != missing[:, None]
-        columns = np.broadcast_to(history, there.shape)[there]
+        kept = np.arange(n) != missing[:, None]
+        columns = np.broadcast_to(history, kept.shape)[kept]
         starts = np.arange(len(missing) + 1) * (n - 1)
         rows = csr_array((np.ones(len(columns), np.float32), columns, starts), shape=(len(missing), items))
         found.append(_scores(scored, rows, item, device))

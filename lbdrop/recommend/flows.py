@@ -1,4 +1,4 @@
-r"""Inverse autoregressive flows: a Gaussian sample made more flexible, its density still exact.
+r"""Inverse autoregressive flows: a Gaussian sample with a more flexible, still exact density.
 
 $$ \eta' = g \odot \eta + (1-g) \odot m, \qquad (m_i, s_i) = \mathrm{MADE}(\eta_{<i}, h), \quad g = \sigma(s+1), \qquad
    \log\left|\tfrac{\partial\eta'}{\partial\eta}\right| = \sum_i \log g_i $$
@@ -31,7 +31,7 @@ class MaskedLinear(nn.Linear):
 
 
 class Flow(nn.Module):
-    """One flow: dimension i moves by an amount that the dimensions before it, and the context, decide."""
+    """One flow: moves dimension i by a function of the dimensions before it and of the context."""
 
     def __init__(self, latent: int, hidden: int, context: int):
         super().__init__()
@@ -67,7 +67,7 @@ class InverseAutoregressiveFlows(nn.Module):
     def forward(
         self, eta: Float[Tensor, "rows latent"], context: Float[Tensor, "rows context"]
     ) -> tuple[Float[Tensor, "rows latent"], Float[Tensor, "rows"]]:
-        """The moved vectors, and the log of how much volumes around them grew."""
+        """The moved vectors, and the log determinant of the map."""
         log_determinant = eta.new_zeros(len(eta))
         for number, flow in enumerate(self.flows):
             if number % 2:  # the order of dimensions turns around for this flow alone

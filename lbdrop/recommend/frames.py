@@ -1,4 +1,4 @@
-"""Columns of any library's dataframe, checked, as polars; and ids as positions in a vocabulary, by a join and no loop."""
+"""Checked columns of any library's dataframe as polars; and the positions of ids in a vocabulary, by a join."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from narwhals.exceptions import DuplicateError
 from lbdrop.errors import DropoutError
 
 __all__ = [
-    "Numbers", "check_ids", "check_infinite", "check_missing", "check_summable", "check_vocabulary", "check_weights",
+    "Indices", "check_ids", "check_infinite", "check_missing", "check_summable", "check_vocabulary", "check_weights",
     "column_of", "distinct", "name_columns", "positions", "read_columns", "same_kind", "summable",
 ]  # fmt: skip
 
-Numbers = Int64[np.ndarray, "n"]
+Indices = Int64[np.ndarray, "n"]
 
 # ----------------------------------------------------------------------------------------------------------- columns
 
 
 def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.DataFrame:
-    """The columns that matter, checked, as polars and under their usual names."""
+    """The columns for users, items and weights, checked, as polars and under their default names."""
     try:
         wrapped = nw.from_native(frame)
         present = wrapped.collect_schema().names()
@@ -30,17 +30,17 @@ def read_columns(frame: Any, user: str, item: str, weight: str | None) -> pl.Dat
         raise DropoutError(f"frame: want a dataframe such as polars' or pandas', got {kind}") from error
     except DuplicateError as error:
         raise DropoutError("frame: want each column once, got one name twice; rename or drop one of them") from error
-    given = name_columns(present, user, item, weight)
-    chosen = wrapped.select(*dict.fromkeys(given.values()))
-    whole = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
-    table = pl.DataFrame({name: _series(whole[column], column) for name, column in given.items()})
+    names = name_columns(present, user, item, weight)
+    chosen = wrapped.select(*dict.fromkeys(names.values()))
+    collected = chosen.collect() if isinstance(chosen, nw.LazyFrame) else chosen
+    table = pl.DataFrame({name: _series(collected[column], column) for name, column in names.items()})
     for name in ("user_id", "item_id"):
-        check_ids(table[name].dtype, given[name])
-    if "weight" in given:
+        check_ids(table[name].dtype, names[name])
+    if "weight" in names:
         weights = table["weight"]
-        check_weights(weights.dtype, given["weight"])
+        check_weights(weights.dtype, names["weight"])
         infinite = int(weights.is_infinite().sum()) if weights.dtype.is_float() else 0
-        check_infinite(infinite, len(weights), given["weight"])
+        check_infinite(infinite, len(weights), names["weight"])
     return table
 
 
@@ -52,7 +52,11 @@ def name_columns(present: list[str], user: str, item: str, weight: str | None) -
             f"frame: want the columns {user!r} and {item!r}, got {present} without {missing}; rename them, or pass"
             " user=… and item=…"
         )
-    if weight not in (None, "weight", *present):  # one of the usual name may be missing, one that was named may not
+    if weight not in (
+        None,
+        "weight",
+        *present,
+    ):  # a column of the default name may be missing, one of another name may not
         raise DropoutError(
             f"weight: want the column {weight!r}, got {present} without it; name another, or pass weight=None to ignore"
             " weights"
@@ -122,7 +126,7 @@ def check_summable(negative: int, rows: int, largest: Any) -> None:
 
 
 def summable(weights: pl.Series) -> Float32[np.ndarray, "n"]:
-    """Weights that may be added up, in single precision."""
+    """Weights in single precision; an error if they may not be added up."""
     negative = int((weights < 0).sum()) if weights.dtype != pl.Boolean else 0
     check_summable(negative, len(weights), weights.max())
     return weights.cast(pl.Float32).to_numpy()
@@ -137,36 +141,36 @@ def _categories(ids: pl.Series) -> bool:
 
 def distinct(ids: pl.Series) -> pl.Series:
     """Each id once, sorted; categories as their text."""
-    once = ids.unique()
-    return (once.cast(pl.String) if _categories(ids) else once).sort()
+    unique = ids.unique()
+    return (unique.cast(pl.String) if _categories(ids) else unique).sort()
 
 
 def check_vocabulary(vocabulary: pl.Series) -> pl.Series:
-    """The same, if each of its ids can stand for a column."""
+    """The vocabulary itself; an error if it has repeats or nulls."""
     if vocabulary.n_unique() != len(vocabulary) or vocabulary.null_count():
         raise DropoutError(f"items: want each id once and no null, got {len(vocabulary):,} with repeats or nulls")
     return vocabulary
 
 
 def same_kind(ids: pl.Series, vocabulary: pl.Series) -> bool:
-    """Whether both are whole numbers, or both text; ids of another kind than a vocabulary's are never in it."""
+    """Whether both are integers, or both text; otherwise no id can be in the vocabulary."""
     return ids.dtype.is_integer() == vocabulary.dtype.is_integer()
 
 
 def positions(ids: pl.Series, vocabulary: pl.Series, name: str) -> Int32[np.ndarray, "n"]:
-    """Where each id is in the vocabulary, −1 where it is not."""
-    if _categories(ids):  # a million texts are looked up, not a hundred million
-        once = ids.unique()
-        return _join(ids.to_physical(), once.to_physical(), positions(once.cast(pl.String), vocabulary, name))
+    """The position of each id in the vocabulary; −1 if it is not there."""
+    if _categories(ids):  # looks up each text once, not in every row
+        unique = ids.unique()
+        return _join(ids.to_physical(), unique.to_physical(), positions(unique.cast(pl.String), vocabulary, name))
     if len(ids) and not same_kind(ids, vocabulary):
         raise DropoutError(
             f"{name}: want ids of type {vocabulary.dtype}, as in the data that was fitted, got {ids.dtype}; cast them"
         )
-    # What does not fit into the vocabulary's type becomes null, and so unknown.
+    # An id that does not fit into the vocabulary's type becomes null, and so unknown.
     return _join(ids.cast(vocabulary.dtype, strict=False), vocabulary, np.arange(len(vocabulary), dtype=np.int32))
 
 
 def _join(ids: pl.Series, keys: pl.Series, places: np.ndarray) -> np.ndarray:
-    wanted = pl.DataFrame({"id": ids})
+    lookup = pl.DataFrame({"id": ids})
     table = pl.DataFrame({"id": keys, "position": places})
-    return wanted.join(table, on="id", how="left", maintain_order="left")["position"].fill_null(-1).to_numpy()
+    return lookup.join(table, on="id", how="left", maintain_order="left")["position"].fill_null(-1).to_numpy()

@@ -1,6 +1,6 @@
-"""Whose scores are wanted, part by part: ranges of rows that are in memory, or a lazy frame sorted into parts on the disk.
+"""The users to score, in parts: ranges of rows in memory, or a lazy frame sorted into parts on the disk.
 
-Which user is in which part follows from the question alone, so that a part can be made again anywhere and comes out the same.
+The query alone decides which user is in which part, so every part can be made again anywhere and is the same.
 """
 
 import hashlib
@@ -16,123 +16,125 @@ from lbdrop.io.files import replacing
 from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.frames import name_columns, read_columns
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.queries import Asked, Known
+from lbdrop.recommend.queries import FittedIds, SelectedUsers
 
-__all__ = ["Histories", "Ranges", "Spool", "histories_of", "of_ids"]
+__all__ = ["HistoryParts", "RangeParts", "SpooledParts", "ids_fingerprint", "split_into_parts"]
 
-INTERACTIONS = 4_000_000
-"""Rows of a lazy frame in one part at most, on average; a frame with no more is read into memory."""
-ROWS = 1_000_000
-"""Rows taken from polars at once."""
+ROWS_PER_PART = 4_000_000
+"""Rows of a lazy frame in a part, on average; a frame with no more rows is read into memory."""
+ROWS_PER_BATCH = 1_000_000
+"""Rows that polars returns at a time."""
 
 
-class Histories(Protocol):
-    """Users with what they have, in parts."""
+class HistoryParts(Protocol):
+    """Users with their histories, in parts."""
 
     def __len__(self) -> int:
         """How many parts."""
         ...
 
-    def __getitem__(self, number: int) -> Asked:
+    def __getitem__(self, number: int) -> SelectedUsers:
         """The users of a part."""
         ...
 
     def identity(self) -> list[str]:
-        """What tells these users and this way to part them from any others."""
+        """Differs for other users, and for another split into parts."""
         ...
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """Users in memory, so many to a part."""
+class RangeParts:
+    """Users in memory, ``size`` in each part."""
 
-    asked: Asked
+    users: SelectedUsers
     size: int
 
     def __len__(self) -> int:
-        return -(-len(self.asked.ids) // self.size)
+        return -(-len(self.users.ids) // self.size)
 
-    def __getitem__(self, number: int) -> Asked:
+    def __getitem__(self, number: int) -> SelectedUsers:
         part = slice(number * self.size, (number + 1) * self.size)
-        return Asked(self.asked.rows[part], self.asked.ids[part], self.asked.library)
+        return SelectedUsers(self.users.rows[part], self.users.ids[part], self.users.library)
 
     def identity(self) -> list[str]:
-        rows = self.asked.rows
-        return ["ranges", str(self.size), fingerprint(rows.indptr, rows.indices), of_ids(self.asked.ids)]
+        rows = self.users.rows
+        return ["ranges", str(self.size), fingerprint(rows.indptr, rows.indices), ids_fingerprint(self.users.ids)]
 
 
 @dataclass(frozen=True)
-class Spool:
-    """A lazy frame, sorted by a hash of the user once; then every part is read with no more memory than it needs."""
+class SpooledParts:
+    """A lazy frame, sorted once by a hash of the user; then each part is read within the memory of one part."""
 
-    known: Known
+    fitted: FittedIds
     frame: pl.LazyFrame | None
-    """``None`` where the folder has been filled already."""
+    """``None`` if the folder is complete."""
     parts: int
     content: str
-    """The number of rows and sums of two hashes of them, whatever their order."""
+    """The number of rows and sums of two hashes of them, in any order."""
     folder: Path | None = None
 
     def __len__(self) -> int:
         return self.parts
 
-    def __getitem__(self, number: int) -> Asked:
+    def __getitem__(self, number: int) -> SelectedUsers:
         assert self.folder is not None
         rows = pl.scan_parquet(self.folder / "*.parquet").filter(pl.col("part") == number).drop("part").collect()
-        if not len(rows):  # no user's hash led here
-            nobody = Interactions.from_frame(rows, items=self.known.items)
-            return Asked(nobody.rows, nobody.users, "polars")
-        return self.known.users(rows)
+        if not len(rows):  # no user has this hash
+            empty = Interactions.from_frame(rows, items=self.fitted.items)
+            return SelectedUsers(empty.rows, empty.users, "polars")
+        return self.fitted.users(rows)
 
     def identity(self) -> list[str]:
         return ["spool", str(self.parts), self.content]
 
-    def fill(self, folder: Path, progress: Callable[[int], None] = lambda rows: None) -> "Spool":
-        """Sort the frame into the folder, unless that was done before; progress is told of rows."""
+    def fill(self, folder: Path, progress: Callable[[int], None] = lambda rows: None) -> "SpooledParts":
+        """Sort the frame into the folder, unless it exists already; calls ``progress`` with numbers of rows."""
         if not folder.exists():
             assert self.frame is not None
-            with replacing(folder) as beside, _reading():
-                beside.mkdir()
-                batches = self.frame.collect_batches(chunk_size=ROWS, maintain_order=False, engine="streaming")
+            with replacing(folder) as temporary, _one_line_errors():
+                temporary.mkdir()
+                batches = self.frame.collect_batches(
+                    chunk_size=ROWS_PER_BATCH, maintain_order=False, engine="streaming"
+                )
                 for number, batch in enumerate(batches):
                     rows = read_columns(batch, "user_id", "item_id", "weight")
                     part = pl.col("user_id").hash(0) % self.parts
-                    # Sorted, so that of every file a part needs a row group or two; the others are passed over.
+                    # Sorted, so that a part needs one or two row groups of each file and skips the others.
                     rows.with_columns(part=part).sort("part").write_parquet(
-                        beside / f"{number:06d}.parquet", row_group_size=max(len(rows) // self.parts, 1_000)
+                        temporary / f"{number:06d}.parquet", row_group_size=max(len(rows) // self.parts, 1_000)
                     )
                     progress(len(rows))
-        return Spool(self.known, None, self.parts, self.content, folder)
+        return SpooledParts(self.fitted, None, self.parts, self.content, folder)
 
 
-def histories_of(users: Any, known: Known, size: int) -> Histories:
-    """The users of a question: of a polars LazyFrame with many rows a :class:`Spool`, of anything else :class:`Ranges`."""
+def split_into_parts(users: Any, fitted: FittedIds, size: int) -> HistoryParts:
+    """:class:`SpooledParts` of a polars LazyFrame with many rows, :class:`RangeParts` of anything else."""
     if isinstance(users, pl.LazyFrame):
         names = list(name_columns(users.collect_schema().names(), "user_id", "item_id", "weight"))
-        # A category's number is its own file's affair: as text it is the same in every batch.
-        labels = [name for name, kind in users.collect_schema().items() if kind in (pl.Categorical, pl.Enum)]
-        users = users.select(names).with_columns(pl.col(name).cast(pl.String) for name in labels if name in names)
-        with _reading():
+        # The codes of categories differ between batches; their text does not.
+        categories = [name for name, kind in users.collect_schema().items() if kind in (pl.Categorical, pl.Enum)]
+        users = users.select(names).with_columns(pl.col(name).cast(pl.String) for name in categories if name in names)
+        with _one_line_errors():
             row = pl.struct(names)
             found = users.select(rows=pl.len(), first=row.hash(0).sum(), second=row.hash(1).sum()).collect(
                 engine="streaming"
             )
         rows = found["rows"].item()
-        if rows > INTERACTIONS:
+        if rows > ROWS_PER_PART:
             content = " ".join(map(str, found.row(0)))
-            return Spool(known, users, -(-rows // INTERACTIONS), content)
-    return Ranges(known.users(users), size)
+            return SpooledParts(fitted, users, -(-rows // ROWS_PER_PART), content)
+    return RangeParts(fitted.users(users), size)
 
 
-def of_ids(ids: pl.Series) -> str:
-    """What tells a column of ids from any other."""
+def ids_fingerprint(ids: pl.Series) -> str:
+    """16 hexadecimal digits that differ for another column of ids."""
     digest = hashlib.sha256(f"{ids.dtype} {len(ids)}".encode())
     digest.update(ids.hash(0).to_numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-class _reading:
-    """What polars finds wrong with the rows of a lazy frame is one line; what the disk says is left to others."""
+class _one_line_errors:
+    """Turns polars' errors about a lazy frame into one line, but leaves errors of the disk alone."""
 
     def __enter__(self) -> None: ...
 

@@ -1,18 +1,18 @@
-r"""Who liked what: a dataframe of interactions as a sparse matrix of users × items, and back.
+r"""A dataframe of interactions as a sparse matrix of users × items, and back.
 
 $$ x_{ui} = \sum_{\text{rows of } (u, i)} w \qquad\text{or}\qquad x_{ui} = 1\big[\max_{\text{rows of } (u, i)} w \ge a\big] $$
 
 Polars (also lazy), pandas and whatever else narwhals reads, with the columns ``user_id``, ``item_id`` and, if there is
-one, ``weight``. Every other column, ``datetime`` among them, is left aside. What happens to the rest:
+one, ``weight``. Other columns, ``datetime`` among them, are ignored. The rules:
 
-- ids are whole numbers or text; categories count as their text. Rows and columns of the matrix are in sorted order.
-- A pair that comes twice is one like if binary, and has the sum of its weights if not.
+- Ids are whole numbers or text; categories count as their text. Rows and columns of the matrix are sorted by id.
+- A pair that occurs twice is one like if binary, and has the sum of its weights otherwise.
 - Without ``weight`` every pair is a like of 1. With it, weights are at least 0, and a pair of weight 0 is no interaction;
-  a user who has nothing else stays as an empty row.
-- ``at_least`` keeps what weighs that much or more, and makes it a like of 1; then weights may be negative.
+  a user with only such pairs stays as an empty row.
+- ``at_least`` keeps pairs of at least this weight, as likes of 1; then weights may be negative.
 - The filters run once, items first, then users, as in Liang et al., Variational Autoencoders for Collaborative
-  Filtering, 2018. So an item can end below ``min_item_users``, once users have left.
-- Nulls, NaN, infinite weights, missing columns and frames with nothing left are errors.
+  Filtering, 2018. So an item can end below ``min_item_users`` after users were removed.
+- Nulls, NaN, infinite weights, missing columns and frames without interactions are errors.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from scipy.sparse import coo_array, csr_array
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.frames import (
-    Numbers,
+    Indices,
     check_vocabulary,
     distinct,
     positions,
@@ -42,7 +42,7 @@ def compress(
     weights: Float32[np.ndarray, "n"] | None,
     shape: tuple[int, int],
 ) -> csr_array:
-    """Pairs of row and column as a matrix: each pair once, with the sum of its weights, or 1 if there are none; no zeros."""
+    """Pairs of row and column as a matrix: each pair once, with the sum of its weights, or 1 without weights; no zeros."""
     values = np.ones(len(lines), np.float32) if weights is None else weights
     rows = csr_array(coo_array((values, (lines, columns)), shape=shape))  # sums duplicates
     if weights is None:
@@ -70,7 +70,7 @@ class Interactions:
     items: pl.Series
     """The id of each column, sorted."""
     unknown: int = 0
-    """Rows of the frame that were left out because the vocabulary lacks their item."""
+    """Rows of the frame that were left out because their item is not in the vocabulary."""
 
     def __post_init__(self) -> None:
         if self.rows.shape != (len(self.users), len(self.items)):
@@ -98,14 +98,14 @@ class Interactions:
         """Read a dataframe.
 
         Args:
-            frame: polars, a LazyFrame, pandas, or another that narwhals knows; one row an interaction.
+            frame: polars, a LazyFrame, pandas, or another library that narwhals supports; each row is an interaction.
             at_least: keep weights of at least this, as likes of 1.
             min_user_items: leave out users with fewer distinct items, after the items' filter.
             min_item_users: leave out items with fewer distinct users.
             items: a fixed vocabulary, the ids of the columns in their order, such as another's ``items``. Rows of other items
-                are dropped and counted in ``unknown``; every user of the frame stays, without a known item as an empty row.
+                are dropped and counted in ``unknown``; every user of the frame stays, perhaps as an empty row.
             user: name of the column of users; ``item`` and ``weight`` likewise. A column ``weight`` may be missing, one of
-                another name that is given here may not. ``weight=None`` ignores weights.
+                another name may not. ``weight=None`` ignores weights.
         """
         table = read_columns(frame, user, item, weight)
         if at_least is not None and "weight" not in table.columns:
@@ -120,7 +120,7 @@ class Interactions:
             users, vocabulary = distinct(liked["user_id"]), distinct(liked["item_id"])
         else:
             if min_user_items or min_item_users:
-                raise DropoutError("items: want no filters beside a fixed vocabulary, got some; they are for training")
+                raise DropoutError("items: want no filters with a fixed vocabulary, got some; filter the training data")
             users, vocabulary = distinct(table["user_id"]), check_vocabulary(items)
         columns = positions(liked["item_id"], vocabulary, "item_id")
         unknown = int((columns < 0).sum())
@@ -164,10 +164,10 @@ class Interactions:
             }
         )
 
-    def select(self, numbers: Numbers) -> "Interactions":
-        """The users of these rows, in order of their ids whatever the order of the numbers."""
-        numbers = np.sort(numbers)
-        return Interactions(self.rows[numbers], self.users.gather(numbers), self.items)
+    def select(self, indices: Indices) -> "Interactions":
+        """The users of these rows, sorted by id."""
+        indices = np.sort(indices)
+        return Interactions(self.rows[indices], self.users.gather(indices), self.items)
 
     def _filtered(self, min_user_items: int, min_item_users: int) -> "Interactions":
         rows, users, items = self.rows, self.users, self.items
@@ -177,7 +177,7 @@ class Interactions:
         if min_user_items > 0 or min_item_users > 0:
             kept = np.flatnonzero(np.diff(rows.indptr) >= max(min_user_items, 1))
             rows, users = rows[kept], users.gather(kept)
-            # An item whose last user left is no longer in the catalogue.
+            # An item without users leaves the catalogue.
             kept = np.flatnonzero(np.bincount(rows.indices, minlength=len(items)))
             rows, items = rows[:, kept], items.gather(kept)
         check_filters(rows.nnz, len(self.users), len(self.items), min_user_items, min_item_users)
@@ -185,7 +185,7 @@ class Interactions:
 
 
 def no_interactions(rows: int, at_least: float | None) -> DropoutError:
-    """The error of a frame in which nothing is a like."""
+    """The error of a frame without likes."""
     rule = f" with a weight of at least {at_least:g}" if rows and at_least is not None else ""
     return DropoutError(f"frame: want at least one interaction{rule}, got none in {rows:,} rows")
 

@@ -1,10 +1,10 @@
-r"""The latent vector between encoder and decoder: a sample of it, and what the sample costs.
+r"""The latent vector between encoder and decoder: a sample of it, and the KL of the sample.
 
 $$ \mathrm{KL} \approx \log \frac{1}{V+1}\sum_{v=0}^{V} q(\eta \mid x, z^{(v)}) - \log p(\eta), \qquad
    \eta \sim q(\eta \mid x, z^{(0)}) $$
 
-Exact where it can be: one mask and a standard normal prior have the Gaussians' closed form. Flows move the sample before it is
-priced. With two levels, $\eta = (\eta_1, \eta_2)$ with $q(\eta_2 \mid x)\,q(\eta_1 \mid x, \eta_2)$ and
+With one mask and a standard normal prior the KL has the closed form of Gaussians. Flows move the sample before its KL is
+computed. With two levels, $\eta = (\eta_1, \eta_2)$ with $q(\eta_2 \mid x)\,q(\eta_1 \mid x, \eta_2)$ and
 $p(\eta_2)\,p(\eta_1 \mid \eta_2)$; the lower level's share of the KL is exact with one mask.
 
 Yin & Zhou, Semi-Implicit Variational Inference, ICML 2018; Kim & Suh, Enhancing VAEs for Collaborative Filtering, RecSys 2019.
@@ -33,7 +33,7 @@ __all__ = ["Latent"]
 
 
 class Latent(nn.Module):
-    """Prior, flows and lower level, as the settings ask."""
+    """Prior, flows and lower level of the settings."""
 
     def __init__(self, items: int, settings: Settings, encoder: Encoder):
         super().__init__()

@@ -3,8 +3,8 @@ r"""Priors of the latent vector: a standard normal, or mixtures that the encoder
 $$ \text{VampPrior: } p(\eta) = \tfrac1K \sum_k q(\eta \mid u_k), \qquad
    \text{composite: } p(\eta_d \mid x) = .15\,N(0,1) + .75\,q_{\text{old}}(\eta_d \mid x) + .10\,N(0, e^{10}) $$
 
-The pseudo-inputs $u_k$ are learned. $q_\text{old}$ is the encoder as it was an epoch ago, and its mixture is taken in every
-dimension by itself, as in the authors' implementation.
+The pseudo-inputs $u_k$ are learned. $q_\text{old}$ is the encoder of an epoch ago. Its mixture is taken in every dimension
+separately, as in the authors' implementation.
 
 Tomczak & Welling, VAE with a VampPrior, AISTATS 2018; Shenbin et al., RecVAE, WSDM 2020.
 """
@@ -68,7 +68,7 @@ class VampPrior(nn.Module):
     Args:
         items: items of the catalogue.
         count: how many pseudo-inputs.
-        mean: what their entries start around, with a standard deviation of a fifth of it.
+        mean: the mean of their initial entries; the standard deviation is a fifth of it.
     """
 
     def __init__(self, items: int, count: int, mean: float = 0.05):
@@ -133,6 +133,6 @@ class CompositePrior(nn.Module):
 
     @torch.no_grad()
     def end_of_epoch(self, encoder: Encoder) -> None:
-        """The encoder as it is now becomes the old one."""
+        """Copy the current encoder."""
         for old, new in zip(self.old.parameters(), encoder.parameters(), strict=True):
             old.copy_(new)

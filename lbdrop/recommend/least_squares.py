@@ -1,4 +1,4 @@
-r"""The vector that a factorisation gives to a user, seen in training or not: least squares against the items' vectors.
+r"""The vector of a user in a factorisation, for known and new users: least squares against the items' vectors.
 
 $$ \Big(w\,Y^\top Y + e \sum_{i \in u} y_i y_i^\top + r I\Big)\, u = p \sum_{i \in u} y_i $$
 
@@ -23,11 +23,11 @@ class System(NamedTuple):
     pull: float
     """$p$: how much an interaction pulls."""
     extra: float
-    """$e$: what an interaction weighs beyond any other pair."""
-    outside: float
-    """$w$: what every pair weighs."""
+    """$e$: the weight of an interaction beyond that of any other pair."""
+    base: float
+    """$w$: the weight of every pair."""
     ridge: Float[Tensor, "size"]
-    """$r$, a number a user."""
+    """$r$, a number for each user."""
 
 
 def fold_in(
@@ -37,24 +37,24 @@ def fold_in(
 
     Preconditioned with the part of the system that users share, so a few iterations reach rounding error.
     """
-    pull, extra, outside, ridge = system
-    shared = outside * vectors.T @ vectors
+    pull, extra, base, ridge = system
+    shared = base * vectors.T @ vectors
     typical = shared + ridge.mean() * torch.eye(len(shared), device=shared.device)
     factor = torch.linalg.cholesky(typical)
-    own = vectors[batch.item]
+    item_vectors = vectors[batch.item]
 
     def bag(weight: Tensor) -> Tensor:
         return F.embedding_bag(batch.item, vectors, batch.offsets, mode="sum", per_sample_weights=weight)
 
     def image_of(u: Tensor) -> Tensor:
-        dots = (own * u[batch.user]).sum(-1)
+        dots = (item_vectors * u[batch.user]).sum(-1)
         return u @ shared + ridge[:, None] * u + bag(extra * dots)
 
     def solved(r: Tensor) -> Tensor:
         return torch.cholesky_solve(r.T, factor).T
 
-    residual = bag(torch.full_like(own[:, 0], pull))
-    # Where a user is solved for exactly (one without items at once), 0/0 would follow: the floor makes it a step of 0.
+    residual = bag(torch.full_like(item_vectors[:, 0], pull))
+    # Once a user's residual is 0 (a user without items starts so), 0/0 would follow: the floor makes it a step of 0.
     floor = torch.finfo(vectors.dtype).tiny
     u = torch.zeros_like(residual)
     direction = step = solved(residual)

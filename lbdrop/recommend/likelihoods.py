@@ -3,7 +3,7 @@ r"""How probable a user's items are, given a logit for every item of the catalog
 $$ \text{multinomial: } -\sum_{i\in x} \Big(\ell_i - \log\sum_j e^{\ell_j}\Big), \qquad
    \text{logistic: } \sum_j \log(1 + e^{\ell_j}) - \sum_{i\in x} \ell_i $$
 
-Both need the whole catalogue once, for the normaliser, and the row only at its entries: it is never written out.
+Both need the whole catalogue once, for the normaliser, and the row only at its entries, so rows stay sparse.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ __all__ = ["logistic_nll", "multinomial_nll"]
 
 
 def multinomial_nll(logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
-    """The negative log-likelihood of each user's items, all draws from one distribution over the catalogue."""
+    """The negative log-likelihood of each user's items, as draws from one distribution over the catalogue."""
     cell = batch.cells(logits.shape[1])
     nll, _ = _Multinomial.apply(logits, cell, batch.user, batch.counts)  # pyright: ignore[reportGeneralTypeIssues]
     return nll
 
 
 def logistic_nll(logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
-    """The negative log-likelihood of each user's row, every item by itself liked or not."""
+    """The negative log-likelihood of each user's row, with an independent like for every item."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.softplus(wide).sum(-1) - _row_sums(
         wide.flatten().gather(0, batch.cells(logits.shape[1])), batch.user, len(logits)
@@ -35,7 +35,7 @@ def logistic_nll(logits: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor
 
 
 class _Multinomial(torch.autograd.Function):
-    """Its backward makes one table of the logits' size and no other: the softmax, into which the entries are subtracted."""
+    """Backward makes only one table of the logits' size: the softmax, from which the entries are subtracted."""
 
     @staticmethod
     def forward(logits: Tensor, cell: Tensor, user: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,11 +54,11 @@ class _Multinomial(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cell, user, counts, log_p = ctx.saved_tensors
         grad = grads[0]
-        # Written in the logits' precision at once: in half of it, these passes are half as long.
+        # Directly in the logits' precision: in half precision these passes take half as long.
         slope = torch.exp(log_p, out=torch.empty_like(log_p, dtype=ctx.dtype)).mul_(
             (counts * grad).to(ctx.dtype)[:, None]
         )
-        # Every cell is hit at most once, so the atomic additions have one possible result.
+        # Every cell is hit at most once, so atomic additions are deterministic.
         slope.view(-1).scatter_add_(0, cell, -grad.to(slope.dtype).index_select(0, user))
         return slope, None, None, None
 

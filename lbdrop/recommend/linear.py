@@ -1,4 +1,4 @@
-r"""The rivals without a network, each behind the two verbs ``fit(matrix)`` and ``scores(batch)``.
+r"""Baselines without a network, each with the two methods ``fit(matrix)`` and ``scores(batch)``.
 
 $$ \text{EASE:}\quad B = I - P \,\mathrm{diag}(P)^{-1}, \qquad P = (X^\top X + \lambda I)^{-1}, \qquad \text{scores} = X B $$
 
@@ -28,14 +28,14 @@ __all__ = ["EASE", "IALS", "LINEAR", "SLIM", "WMF", "Linear", "Popularity"]
 
 
 class Linear(ABC):
-    """What the rivals share: tensors that are learned in one go, kept by name, saved and put back as they are."""
+    """What the baselines share: learned tensors by name, saved and restored without change."""
 
     name: ClassVar[str]
 
     def __init__(self, device: torch.device | str | None = None):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.state: dict[str, Tensor] = {}
-        """What was learned; with the constructor's arguments, all that a saved model needs."""
+        """The learned tensors; with the constructor's arguments, all that a saved model needs."""
 
     @abstractmethod
     def fit(self, matrix: Any) -> "Linear":
@@ -43,21 +43,21 @@ class Linear(ABC):
 
     @abstractmethod
     def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        """One score per user and item; more is better."""
+        """A score for each user and item; higher is better."""
 
     def restore(self, state: dict[str, Tensor]) -> "Linear":
-        """Take up what :attr:`state` held."""
+        """Restore :attr:`state`."""
         self.state = {name: value.to(self.device) for name, value in state.items()}
         return self
 
     def learned(self, name: str) -> Tensor:
         if name not in self.state:
-            raise DropoutError(f"{type(self).__name__} has learned nothing yet; call fit(matrix) first")
+            raise DropoutError(f"{type(self).__name__} is not fitted; call fit(matrix) first")
         return self.state[name]
 
 
 class Popularity(Linear):
-    """The same list for everybody: items by how many users have them."""
+    """The same ranking for all users: items by how many users have them."""
 
     name = "popularity"
 
@@ -84,8 +84,8 @@ class EASE(_ItemItem):
 
     Args:
         regularisation: λ; the published values are 500 for ML-20M, 1,000 for Netflix and 200 for MSD.
-        dtype: precision of the factorisation; items² numbers are held three times.
-        device: where to work; a GPU if there is one.
+        dtype: precision of the factorisation; it holds items² numbers three times.
+        device: the default is a GPU, if there is one.
     """
 
     name = "ease"
@@ -126,10 +126,10 @@ class SLIM(_ItemItem):
 
     Args:
         alpha: strength of the elastic net, multiplied by the number of users as in irspack.
-        l1_ratio: the share of it that is L1.
-        iterations: irspack's passes over the coordinates at most.
-        top: keep this many items per column, with irspack; ``None`` for all.
-        device: where the weights are kept and scores are computed, and, if it is a GPU and ``top`` is ``None``, fitted.
+        l1_ratio: the L1 share of it.
+        iterations: largest number of irspack's passes over the coordinates.
+        top: weights kept in each column, by irspack; ``None`` for all.
+        device: of weights and scores; a GPU also fits, if ``top`` is ``None``.
     """
 
     name = "slim"
@@ -144,11 +144,11 @@ class SLIM(_ItemItem):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
-        check_number("alpha", alpha, least=0)
-        check_number("l1_ratio", l1_ratio, least=0, most=1)
-        check_number("iterations", iterations, whole=True, least=1)
+        check_number("alpha", alpha, minimum=0)
+        check_number("l1_ratio", l1_ratio, minimum=0, maximum=1)
+        check_number("iterations", iterations, integer=True, minimum=1)
         if top is not None:
-            check_number("top", top, whole=True, least=1)
+            check_number("top", top, integer=True, minimum=1)
         self.alpha, self.l1_ratio, self.iterations, self.top = alpha, l1_ratio, iterations, top
 
     def fit(self, matrix: Any) -> "SLIM":
@@ -157,7 +157,7 @@ class SLIM(_ItemItem):
             l1, l2 = strength * self.l1_ratio, strength * (1 - self.l1_ratio)
             self.state = {"weights": non_negative_elastic_net(gram, l1, l2)}
             return self
-        irspack = _rival("irspack")
+        irspack = _import_baseline("irspack")
         learner = irspack.SLIMRecommender(
             _binary(matrix), alpha=self.alpha, l1_ratio=self.l1_ratio, n_iter=self.iterations, top_k=self.top
         )
@@ -167,7 +167,7 @@ class SLIM(_ItemItem):
 
 
 class _Factors(Linear):
-    """Scores are products of item vectors with the vector that least squares give a user: seen in training or not."""
+    """Scores are products of item vectors with a user's vector from least squares, for known and new users."""
 
     @abstractmethod
     def system(self, batch: Batch) -> System:
@@ -185,10 +185,10 @@ class WMF(_Factors):
         factors: length of the vectors.
         regularisation: the ridge; implicit's own .01 over-fits (MovieLens-1M, 200 factors, alpha 10, validation
             NDCG@100: .361 with it, .378 with 10, .406 with 30, .428 with 100).
-        alpha: what an interaction weighs, where every other pair weighs 1.
+        alpha: the weight of an interaction, where every other pair has weight 1.
         iterations: sweeps.
-        seed: draws the vectors to start from.
-        device: where users are folded in and scored; fitting is the CPU's.
+        seed: draws the initial vectors.
+        device: where users are scored; fitting runs on the CPU.
     """
 
     name = "wmf"
@@ -204,17 +204,17 @@ class WMF(_Factors):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
-        check_number("factors", factors, whole=True, least=1)
-        check_number("regularisation", regularisation, above=0)  # without, there can be many solutions
+        check_number("factors", factors, integer=True, minimum=1)
+        check_number("regularisation", regularisation, above=0)  # without it the solution may not be unique
         check_number("alpha", alpha, above=0)
-        check_number("iterations", iterations, whole=True, least=1)
-        check_number("seed", seed, whole=True, least=0, most=2**31 - 1)
+        check_number("iterations", iterations, integer=True, minimum=1)
+        check_number("seed", seed, integer=True, minimum=0, maximum=2**31 - 1)
         self.factors, self.regularisation, self.alpha = factors, regularisation, alpha
         self.iterations, self.seed = iterations, seed
 
     def fit(self, matrix: Any) -> "WMF":
-        als, threads = _rival("implicit.cpu.als"), _rival("threadpoolctl")
-        with threads.threadpool_limits(1, "blas"):  # its own threads each call BLAS: more would stand in their way
+        als, threads = _import_baseline("implicit.cpu.als"), _import_baseline("threadpoolctl")
+        with threads.threadpool_limits(1, "blas"):  # each of its own threads calls BLAS, which must then use one thread
             learner = als.AlternatingLeastSquares(
                 self.factors, self.regularisation, self.alpha, iterations=self.iterations, random_state=self.seed
             )
@@ -233,12 +233,12 @@ class IALS(_Factors):
 
     Args:
         factors: length of the vectors.
-        unobserved: α₀, what a pair without an interaction weighs, where an interaction weighs 1 more.
+        unobserved: α₀, the weight of a pair without an interaction; an interaction has 1 more.
         regularisation: the ridge of a user with n items is this times (α₀·items + n)^ν.
         frequency: ν.
         epochs: sweeps.
-        seed: draws the vectors to start from.
-        device: where users are folded in and scored; fitting is the CPU's.
+        seed: draws the initial vectors.
+        device: where users are scored; fitting runs on the CPU.
     """
 
     name = "ials"
@@ -255,17 +255,17 @@ class IALS(_Factors):
         device: torch.device | str | None = None,
     ):
         super().__init__(device)
-        check_number("factors", factors, whole=True, least=1)
+        check_number("factors", factors, integer=True, minimum=1)
         check_number("unobserved", unobserved, above=0)
         check_number("regularisation", regularisation, above=0)
-        check_number("frequency", frequency, least=0)
-        check_number("epochs", epochs, whole=True, least=1)
-        check_number("seed", seed, whole=True, least=0, most=2**31 - 1)
+        check_number("frequency", frequency, minimum=0)
+        check_number("epochs", epochs, integer=True, minimum=1)
+        check_number("seed", seed, integer=True, minimum=0, maximum=2**31 - 1)
         self.factors, self.unobserved, self.regularisation = factors, unobserved, regularisation
         self.frequency, self.epochs, self.seed = frequency, epochs, seed
 
     def fit(self, matrix: Any) -> "IALS":
-        learner = _rival("irspack").IALSRecommender(
+        learner = _import_baseline("irspack").IALSRecommender(
             _binary(matrix),
             n_components=self.factors,
             alpha0=self.unobserved,
@@ -274,9 +274,9 @@ class IALS(_Factors):
             random_seed=self.seed,
         )
         learner.start_learning()
-        for _ in range(self.epochs):  # its own loop prints a bar
+        for _ in range(self.epochs):  # its own loop prints a progress bar
             learner.run_epoch()
-        # A copy: what it gives is a view that would keep the trainer, with every user's vector, alive.
+        # A copy, because the view would keep the trainer with every user's vector in memory.
         self.state = {"items": torch.from_numpy(np.array(learner.get_item_embedding())).to(self.device)}
         return self
 
@@ -286,11 +286,11 @@ class IALS(_Factors):
 
 
 LINEAR: dict[str, type[Linear]] = {each.name: each for each in (Popularity, EASE, SLIM, WMF, IALS)}
-"""The rivals by name."""
+"""The baselines by name."""
 
 
 def _binary(matrix: Any) -> Any:
-    """The matrix with 1 for every interaction; ``csr_matrix`` because that is what the rivals' packages know."""
+    """The matrix with 1 for every interaction; ``csr_matrix``, because irspack and implicit take no csr_array."""
     if not hasattr(matrix, "tocsr"):
         raise DropoutError(f"matrix: want a scipy sparse matrix (users, items), got {type(matrix).__name__}")
     ones = csr_matrix(csr_array(matrix), dtype=np.float32, copy=True)
@@ -316,7 +316,7 @@ def _gram(matrix: Any, device: torch.device) -> Tensor:
     return gram
 
 
-def _rival(module: str) -> Any:
+def _import_baseline(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,12 +1,12 @@
-r"""The loop itself, on Lightning Fabric: nothing in it waits for the device before an epoch is over.
+r"""The training loop, on Lightning Fabric: nothing in it waits for the device before the end of an epoch.
 
 $$ \beta_t = \min(\beta_{\text{cap}},\, t / T) $$
 
-Batches are cut on the device, a step is one backward pass and one fused Adam step, losses are read once an epoch; a step
-whose numbers are none is noted on the device and changes nothing (:mod:`lbdrop.recommend.step_guard`). Every epoch's order
-and noise come from the seed and the epoch's number, so a run that is taken up again draws what it would have drawn. Fabric
-gives precision (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every
-batch, with noise of its own, and gradients of weights and rates are averaged over all.
+Batches are made on the device, a step is one backward pass and one fused Adam step, and losses are read once an epoch. A step
+with a NaN or infinity is recorded on the device and changes no parameter (:mod:`lbdrop.recommend.step_guard`). The order and
+noise of an epoch come from the seed and the epoch's number, so a resumed run has the same draws. Fabric gives precision (bf16
+on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every batch, with its own
+noise, and gradients of weights and rates are averaged.
 
 Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., Self-Tuning Networks, ICLR 2019 (rates that
 follow held-out users).
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import FURTHEST_LOGIT
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.cuda_graphs import Recorder
+from lbdrop.recommend.cuda_graphs import GraphRecorder
 from lbdrop.recommend.evaluate import HeldOutRows
-from lbdrop.recommend.networks import LARGE
+from lbdrop.recommend.networks import LARGE_CATALOGUE
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import Settings
-from lbdrop.recommend.step_guard import StepWatch
+from lbdrop.recommend.step_guard import StepGuard
 from lbdrop.recommend.vae import VAE, Losses
 
 __all__ = ["Loop", "launch"]
@@ -38,7 +38,7 @@ Part = Literal["both", "encoder", "decoder"]
 
 
 class Loop:
-    """What an epoch needs: data, model and optimiser, and how many steps were taken."""
+    """The state of training: data, model, optimiser, and the number of steps."""
 
     def __init__(
         self,
@@ -47,30 +47,32 @@ class Loop:
         settings: Settings,
         fabric: Any,
         *,
-        held: HeldOutRows | None = None,
+        held_out: HeldOutRows | None = None,
         seed: int = 0,
         held_out_every: int = 2,
         recorded: bool | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
-        # A step over a large catalogue is long beside its launches, and is not recorded.
-        alone = fabric.device.type == "cuda" and fabric.world_size == 1 and model.items <= LARGE
-        self.seed, self.recorded = seed, alone if recorded is None else recorded
+        # Recording does not help a large catalogue, where a step takes much longer than its launches.
+        recordable = fabric.device.type == "cuda" and fabric.world_size == 1 and model.items <= LARGE_CATALOGUE
+        self.seed, self.recorded = seed, recordable if recorded is None else recorded
         groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             groups, lr=settings.lr, fused=True, capturable=self.recorded
         )
         self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
-        if self.recorded and settings.final_lr < 1:  # a recording reads them where they are, so that they can change
+        if self.recorded and settings.final_lr < 1:  # tensors, so that a recording reads their current values
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(group["lr"], device=fabric.device)
-        self.watch = StepWatch(model, self.optimizer, fabric.device)
-        self.held, self.held_out_every = held if settings.rule == "self-tuning" else None, held_out_every
-        self.step, self.settled = 0, False
+        self.guard = StepGuard(model, self.optimizer, fabric.device)
+        self.held_out, self.held_out_every = held_out if settings.rule == "self-tuning" else None, held_out_every
+        self.step, self.frozen = 0, False
         step = _Step(model)
-        # The wrapper averages gradients over processes; alone, its bookkeeping would only cost time.
+        # The wrapper averages gradients over processes; a single process does not need it.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
-        self.recorder = Recorder(self._step, self.optimizer, rows, settings.batch, self.held) if self.recorded else None
+        self.recorder = (
+            GraphRecorder(self._step, self.optimizer, rows, settings.batch, self.held_out) if self.recorded else None
+        )
 
     def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """One epoch; encoder and decoder in turn where the settings say so."""
@@ -80,25 +82,25 @@ class Loop:
         order, noise, tuning = self._generators(number)
         self.model.train()
         self._set_learning_rates(number)
-        self.settled = number > math.ceil(self.settings.settle * self.settings.epochs)
-        self.model.offset_scale.fill_(0.0 if self.settled else self.settings.offset_scale)
-        self.watch.begin(number)
+        self.frozen = number > math.ceil(self.settings.settle * self.settings.epochs)
+        self.model.offset_scale.fill_(0.0 if self.frozen else self.settings.offset_scale)
+        self.guard.begin(number)
         try:
             for index, part in enumerate(parts):
                 if self.settings.alternate:
                     self.model.train_only(part)
                 if part == "decoder":
-                    self.model.end_of_epoch()  # the decoder learns under the prior of the encoder as it is now
-                self.watch.begin_sums()
+                    self.model.end_of_epoch()  # so that the decoder learns under the prior of the current encoder
+                self.guard.begin_sums()
                 self._pass(part, order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
         finally:
             if self.settings.alternate:
                 self.model.train_only("both")
         if not self.settings.alternate:
             self.model.end_of_epoch()
-        total = self.watch.losses / self.rows.steps(self._size, self.fabric.world_size)
-        self.watch.end()
-        means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the epoch's one wait
+        total = self.guard.losses / self.rows.steps(self._size, self.fabric.world_size)
+        self.guard.end()
+        means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the only wait of the epoch
         return {
             "epoch": number,
             "seconds": time.perf_counter() - start,
@@ -122,17 +124,17 @@ class Loop:
         batches = self.rows.batches(
             size, shuffle=True, generator=order, rank=fabric.global_rank, ranks=fabric.world_size
         )
-        # The whole schedule at once: a Python number a step would be a copy to the device a step.
+        # The whole schedule at once: a Python number in each step would be a copy to the device in each step.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
-        held = None if self.held is None or self.settled else self._held_out_batches(self.held, size, tuning)
+        pairs = None if self.held_out is None or self.frozen else self._held_out_batches(self.held_out, size, tuning)
         for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
-            pair = next(held) if held is not None and (self.step + index) % self.held_out_every == 0 else None
+            pair = next(pairs) if pairs is not None and (self.step + index) % self.held_out_every == 0 else None
             if self.recorder is not None:
                 self.recorder(part, batch, beta, pair)
             else:
                 self._step(batch, beta, pair, noise)
             if index % 32 == 31:
-                self.watch.ask()
+                self.guard.poll()
                 advance((index + 1) / steps)
         self.step += steps
 
@@ -142,7 +144,7 @@ class Loop:
         with self.fabric.autocast():
             loss = self.loss(_Work(batch, beta, noise, pair))
         self.fabric.backward(loss.total)
-        self.watch.look(loss)
+        self.guard.record(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._hold_rates()
@@ -156,10 +158,10 @@ class Loop:
                 group["lr"] = now
 
     def _hold_rates(self) -> None:
-        """Rates stay where they have a gradient to come back by; see :func:`lbdrop.dropout.hold_in_range`."""
+        """Keep rates where they still have a gradient; see :func:`lbdrop.dropout.hold_in_range`."""
         if self.settings.learns_rates and self.model.masks.logit is not None:
-            least = 0.0 if self.settings.dropout == "gaussian" else -FURTHEST_LOGIT
-            self.model.masks.logit.data.clamp_(least, FURTHEST_LOGIT)
+            lowest = 0.0 if self.settings.dropout == "gaussian" else -FURTHEST_LOGIT
+            self.model.masks.logit.data.clamp_(lowest, FURTHEST_LOGIT)
 
     @property
     def _size(self) -> int:
@@ -167,15 +169,15 @@ class Loop:
         return -(-self.settings.batch // self.fabric.world_size)
 
     def _held_out_batches(
-        self, held: HeldOutRows, size: int, generator: torch.Generator
+        self, held_out: HeldOutRows, size: int, generator: torch.Generator
     ) -> Iterator[tuple[Batch, Batch]]:
-        """Pairs of fold-in and held-out rows of the same users, in a new order whenever all were seen."""
+        """Pairs of fold-in and held-out rows of the same users, in a new order after each pass over them."""
         while True:
-            order = torch.randperm(held.fold_in.users, generator=generator)
-            yield from zip(*(rows.in_order(order, size) for rows in held), strict=True)
+            order = torch.randperm(held_out.fold_in.users, generator=generator)
+            yield from zip(*(rows.in_order(order, size) for rows in held_out), strict=True)
 
     def _generators(self, number: int) -> tuple[torch.Generator, torch.Generator | None, torch.Generator]:
-        """The epoch's order, the same in all processes; its noise, another in each; the order of held-out users."""
+        """Generators of the order, equal in all processes; of the noise, different in each; of the held-out users' order."""
         rank = self.fabric.global_rank
         order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
         seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
@@ -189,7 +191,7 @@ class Loop:
 
 
 class _Work:
-    """One step's input, in a class of its own so that no wrapper walks through its tensors."""
+    """The input of a step, as an object, so that no wrapper visits its tensors."""
 
     __slots__ = ("batch", "beta", "generator", "held_out")
 
@@ -200,7 +202,7 @@ class _Work:
 
 
 class _Step(nn.Module):
-    """The loss of a step as one forward pass, which is what wrappers for several processes want."""
+    """The loss of a step as one forward pass, as wrappers for several processes need it."""
 
     def __init__(self, model: VAE):
         super().__init__()
@@ -218,11 +220,11 @@ def launch(device: torch.device | str | None = None, precision: Any = None, unev
     """One process on the device, or, under torchrun, one of several.
 
     Args:
-        device: a GPU if there is one, unless told.
-        precision: Fabric's; bf16-mixed on a GPU and 32-true elsewhere unless told.
+        device: the default is a GPU, if there is one.
+        precision: Fabric's; the default is bf16-mixed on a GPU and 32-true elsewhere.
         uneven: whether some parameters get no gradient in some steps, which several processes must know.
     """
-    try:  # here, because it takes seconds to import, and a model that only recommends has no use for it
+    try:  # here, because it takes seconds to import, and a model that only recommends does not need it
         from lightning.fabric import Fabric
         from lightning.fabric.strategies import DDPStrategy
     except ModuleNotFoundError as error:
@@ -232,14 +234,14 @@ def launch(device: torch.device | str | None = None, precision: Any = None, unev
             f"precision: want 'bf16-mixed', '32-true' or '64-true', got {precision!r}; in half precision parameters and their"
             " small steps would be lost, and float16 has no room for the loss of a long row"
         )
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     ranks, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     fabric = Fabric(
-        accelerator=place.type,
-        devices=here if ranks > 1 or place.index is None or place.type == "cpu" else [place.index],
+        accelerator=device.type,
+        devices=here if ranks > 1 or device.index is None or device.type == "cpu" else [device.index],
         num_nodes=max(ranks // here, 1),
         strategy=DDPStrategy(find_unused_parameters=uneven) if ranks > 1 else "auto",
-        precision=precision or ("bf16-mixed" if place.type == "cuda" else "32-true"),
+        precision=precision or ("bf16-mixed" if device.type == "cuda" else "32-true"),
     )
     if ranks > 1:
         fabric.launch()

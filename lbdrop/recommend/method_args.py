@@ -1,8 +1,8 @@
-"""What a recommender is to be: the few words a user gave, completed by the size of the data and checked.
+"""From the arguments of :class:`~lbdrop.recommend.model.Recommender` to a method with checked settings.
 
-A method of :data:`lbdrop.recommend.settings.METHODS` was made for hundreds of thousands of users and tens of thousands of
-items. With less, unless told otherwise, layers are no wider than half of the catalogue and latent vectors than a sixth, an
-epoch has twenty steps or more, and the KL has its full weight by the middle of training at the latest.
+The methods of :data:`lbdrop.recommend.settings.METHODS` were made for hundreds of thousands of users and tens of thousands of
+items. For smaller data, settings that the user does not pass are reduced: layers are at most half as wide as the catalogue and
+latent vectors a sixth, an epoch has at least twenty steps, and the KL has its full weight by the middle of training.
 """
 
 import inspect
@@ -13,31 +13,31 @@ import torch
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.number_checks import plain
-from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNS, METHODS, TUNED, Settings
-from lbdrop.recommend.settings import method as named
+from lbdrop.recommend.number_checks import to_python_number
+from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, TUNED, Settings
+from lbdrop.recommend.settings import method as get_method
 
-__all__ = ["BY_DROPOUT", "Choice", "checked_settings", "choose", "names", "to_size"]
+__all__ = ["METHOD_BY_DROPOUT", "MethodChoice", "choose_method", "settings_from_dict", "sized_for_data"]
 
-BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
+METHOD_BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
               "gaussian": "sivae-gaussian"}  # fmt: skip
-"""The method that a kind of dropout stands for."""
+"""The method of a kind of dropout."""
 
-STEPS = 20
-"""An epoch of fewer is too coarse to stop at the right one."""
+MIN_STEPS = 20
+"""Steps of an epoch; with fewer, stopping between epochs is too coarse."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """One method with its settings."""
 
     method: str
     settings: Settings | None
-    """Of an autoencoder, as told; ``None`` for a linear method."""
+    """Of an autoencoder; ``None`` for a linear method."""
     options: dict[str, Any]
     """Arguments of a linear method."""
-    told: frozenset[str]
-    """The settings that the user gave."""
+    explicit: frozenset[str]
+    """The settings that the user passed."""
 
     def linear(self, seed: int, device: torch.device | str | None) -> Linear:
         """A linear method, not fitted yet."""
@@ -45,48 +45,43 @@ class Choice:
         if isinstance(options.get("dtype"), str):
             options["dtype"] = getattr(torch, options["dtype"])
         if "seed" in inspect.signature(kind).parameters:
-            options["seed"] = seed % 2**31  # no more than the rivals' packages take
+            options["seed"] = seed % 2**31  # the largest that the rivals' packages accept
         return kind(**options, device=device)
 
 
-def names() -> list[str]:
-    """All methods."""
-    return [*METHODS, *LINEAR]
-
-
-def choose(method: str | Settings | None, dropout: str | None, changes: dict[str, Any]) -> Choice:
-    """Complete and check what a user said. Another dropout than the method's brings its companions: see `_companions`."""
-    changes = {name: plain(value) for name, value in changes.items()}
+def choose_method(method: str | Settings | None, dropout: str | None, changes: dict[str, Any]) -> MethodChoice:
+    """Complete and check the arguments. Another dropout than the method's implies more changes, see `_implied_changes`."""
+    changes = {name: to_python_number(value) for name, value in changes.items()}
     if isinstance(method, Settings):
-        told = {field.name for field in fields(Settings)}
+        every_field = {field.name for field in fields(Settings)}
         changes = changes | ({"dropout": dropout} if dropout is not None else {})
-        return Choice(method.method, _changed(method, changes), {}, frozenset(told))
+        return MethodChoice(method.method, _changed(method, changes), {}, frozenset(every_field))
     if method in LINEAR:
         if dropout is not None:
             raise DropoutError(f"dropout: want none with method={method!r}, which has no masks, got {dropout!r}")
-        choice = Choice(method, None, _options(method, changes), frozenset(changes))
-        choice.linear(0, "cpu")  # checks the numbers now rather than in fit
+        choice = MethodChoice(method, None, _options(method, changes), frozenset(changes))
+        choice.linear(0, "cpu")  # so that wrong numbers are errors here, not in fit
         return choice
     if method is None:
-        if (dropout or "learned") not in BY_DROPOUT:
-            raise DropoutError(f"dropout: want one of {', '.join(BY_DROPOUT)}, got {dropout!r}")
-        method = BY_DROPOUT[dropout or "learned"]
+        if (dropout or "learned") not in METHOD_BY_DROPOUT:
+            raise DropoutError(f"dropout: want one of {', '.join(METHOD_BY_DROPOUT)}, got {dropout!r}")
+        method = METHOD_BY_DROPOUT[dropout or "learned"]
     elif dropout is not None:
         changes = changes | {"dropout": dropout}
     if method not in METHODS:
-        raise DropoutError(f"method: want one of {', '.join(names())}, got {method!r}")
-    return Choice(method, _changed(named(method), changes), {}, frozenset(changes))
+        raise DropoutError(f"method: want one of {', '.join([*METHODS, *LINEAR])}, got {method!r}")
+    return MethodChoice(method, _changed(get_method(method), changes), {}, frozenset(changes))
 
 
-def to_size(settings: Settings, told: frozenset[str], users: int, items: int) -> Settings:
-    """The settings for so many training users and items; what the user told stays as it is.
+def sized_for_data(settings: Settings, explicit: frozenset[str], users: int, items: int) -> Settings:
+    """The settings for data of this size; explicit ones stay as they are.
 
-    >>> small = to_size(METHODS["sivae-lbd"], frozenset({"latent"}), users=1000, items=300)
+    >>> small = sized_for_data(METHODS["sivae-lbd"], frozenset({"latent"}), users=1000, items=300)
     >>> small.hidden, small.latent, small.batch
     (150, 200, 50)
     """
     s = settings
-    batch = s.batch if "batch" in told else min(s.batch, max(users // STEPS, 16))
+    batch = s.batch if "batch" in explicit else min(s.batch, max(users // MIN_STEPS, 16))
     steps = s.epochs * -(-users // batch) * (s.alternate + 1)
     fitting = {
         "hidden": min(s.hidden, max(items // 2, 16)),
@@ -95,40 +90,40 @@ def to_size(settings: Settings, told: frozenset[str], users: int, items: int) ->
         "batch": batch,
         "anneal_steps": min(s.anneal_steps, max(round(steps / 2 / s.beta_cap), 1)) if s.beta_cap else s.anneal_steps,
     }
-    return replace(s, **{name: value for name, value in fitting.items() if name not in told})
+    return replace(s, **{name: value for name, value in fitting.items() if name not in explicit})
 
 
-def checked_settings(values: dict[str, Any]) -> Settings:
-    """Settings from a file, as they are there: every name known, every value of its type."""
-    return replace(Settings(), **_named_fields(values))
+def settings_from_dict(values: dict[str, Any]) -> Settings:
+    """Settings from a file: every name must be known, every value of its type."""
+    return replace(Settings(), **_checked_fields(values))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
-    changes = _named_fields(changes)
-    return replace(settings, **_companions(settings, changes) | changes)
+    changes = _checked_fields(changes)
+    return replace(settings, **_implied_changes(settings, changes) | changes)
 
 
-def _named_fields(values: dict[str, Any]) -> dict[str, Any]:
-    known = [field.name for field in fields(Settings)]
-    if unknown := sorted(set(values) - set(known)):
-        raise DropoutError(f"settings: no {', '.join(unknown)}; there are {', '.join(known)}")
+def _checked_fields(values: dict[str, Any]) -> dict[str, Any]:
+    known_names = [field.name for field in fields(Settings)]
+    if unknown := sorted(set(values) - set(known_names)):
+        raise DropoutError(f"settings: no {', '.join(unknown)}; there are {', '.join(known_names)}")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _companions(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
-    """What another dropout, or another rule for its rates, brings with it unless the user says otherwise.
+def _implied_changes(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes that another dropout, or another rule for its rates, implies.
 
-    Rates that follow the bound without the mask's KL would follow the training loss alone, which wants none of them.
+    Without the masks' KL, learned rates would minimise the training loss alone, and go to zero.
     """
     dropout = changes.get("dropout", before.dropout)
-    # Self-tuning is learned dropout's alone, so that another kind leaves it.
+    # Only learned dropout can be self-tuned.
     rule = changes.get("rule", before.rule if dropout == "learned" else "bound")
     if (dropout, rule) == (before.dropout, before.rule):
         return {}
     both = before.both and dropout == "learned" and rule == "bound"
-    # A rule's usual start is its own; any other was the user's choice.
+    # A start other than the rule's default was the user's choice.
     rate = {"rate": Settings.rate} if (before.rule, before.rate) == ("self-tuning", TUNED["rate"]) else {}
-    if dropout not in LEARNS:
+    if dropout not in LEARNED_KINDS:
         return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0, **rate}
     if rule == "self-tuning":
         rate = {"rate": TUNED["rate"]} if before.rate == Settings.rate else {}

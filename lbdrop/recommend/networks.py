@@ -1,7 +1,7 @@
 r"""Encoders from a user's sparse row to a Gaussian over the latent vector, and decoders from there to the catalogue.
 
 =========== ==================================================================================================
-direct      $h = a(W^\top x)$, no hidden layer besides — Mult-DAE, CDAE
+direct      $h = a(W^\top x)$, without further hidden layers — Mult-DAE, CDAE
 one-hidden  plain hidden layers — Mult-VAE, Liang et al. 2018
 dense       $h_k = \mathrm{LN}(a(W_k h_{k-1} + \sum_{j<k} h_j))$ — RecVAE, Shenbin et al. 2020
 gated       $h = (Wx+b) \odot \sigma(Vx+c)$ — Kim & Suh, Enhancing VAEs for Collaborative Filtering, 2019
@@ -21,17 +21,17 @@ from lbdrop.recommend.response import Response
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
 
-__all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior", "aligned"]
+__all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior", "aligned_width"]
 
 ACTIVATIONS = {
     "tanh": torch.tanh, "relu": F.relu, "elu": F.elu, "swish": F.silu, "sigmoid": torch.sigmoid, "identity": nn.Identity()
 }  # fmt: skip
 
 
-LARGE = 100_000
-"""Items of a catalogue of which no table with a row for each user is made in training."""
-# A logit that leaves nothing of its item, and is a number even in half precision.
-NEVER = -1e4
+LARGE_CATALOGUE = 100_000
+"""Items of a catalogue for which training makes no dense users × items table."""
+PADDING_LOGIT = -1e4
+"""Gives probability 0, and is finite even in half precision."""
 
 
 class Posterior(NamedTuple):
@@ -46,8 +46,8 @@ class ItemTable(nn.Module):
     """The first layer, a vector for each item: the sum of the vectors of a row's items, weighted by their values.
 
     On a CPU the vectors are gathered and summed (``embedding_bag``), on a GPU rows are written out and multiplied: the same
-    numbers, each where it is faster. Rows of a large catalogue would fill the memory, and are summed on a GPU, too. ``path``
-    says which, or leaves it to device and catalogue.
+    numbers, each where it is faster. Dense rows of a large catalogue would fill the memory, so they are summed on a GPU too.
+    ``path`` chooses; "auto" decides by device and catalogue.
     """
 
     path: Literal["auto", "bag", "dense"] = "auto"
@@ -60,12 +60,12 @@ class ItemTable(nn.Module):
     def forward(self, values: Float[Tensor, "n entries"], batch: Batch) -> Float[Tensor, "rows width"]:
         """One row for every set of values and every user, sets first."""
         n, entries = values.shape
-        summed = values.device.type == "cpu" or len(self.weight) > LARGE
+        summed = values.device.type == "cpu" or len(self.weight) > LARGE_CATALOGUE
         if self.path == "dense" or (self.path == "auto" and not summed):
             kind = values.device.type
-            # Written out in the precision of the product: half the memory traffic under bfloat16.
+            # In the precision of the product: half the memory traffic under bfloat16.
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            return self.of_dense(batch.dense(values, dtype, aligned(batch.items)).flatten(0, 1))
+            return self.of_dense(batch.dense(values, dtype, aligned_width(batch.items)).flatten(0, 1))
         starts = torch.arange(n, device=values.device)[:, None] * entries + batch.offsets
         sums = F.embedding_bag(
             batch.item.repeat(n),
@@ -77,13 +77,13 @@ class ItemTable(nn.Module):
         return sums + self.bias
 
     def of_dense(self, rows: Float[Tensor, "rows _"]) -> Float[Tensor, "rows width"]:
-        """Of rows written out, with or without columns that only align them."""
-        weight = _half(self.weight) if rows.shape[1] == len(self.weight) else _filled_up(self.weight, rows.shape[1])
+        """Of dense rows, with or without padding columns."""
+        weight = _autocast(self.weight) if rows.shape[1] == len(self.weight) else _padded(self.weight, rows.shape[1])
         return torch.addmm(self.bias, rows, weight)
 
 
 class Layer(nn.Module):
-    """One hidden layer: linear map (or none, where the item table was it), response, activation or gate."""
+    """One hidden layer: linear map (or none, after the item table), response, activation or gate."""
 
     def __init__(self, inputs: int | None, width: int, activation: str, gated: bool, responds: bool):
         super().__init__()
@@ -131,7 +131,7 @@ class Encoder(nn.Module):
         count = 1 if s.encoder == "direct" else s.layers
         inputs = [None] + [width] * (count - 1)
         self.layers = nn.ModuleList(Layer(i, width, s.activation, gated, responds) for i in inputs)
-        # RecVAE's epsilon: layers of silent units are not blown up to unit variance.
+        # RecVAE's epsilon: layers of inactive units are not scaled up to unit variance.
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=0.1) for _ in inputs) if s.encoder == "dense" else None
         self.head = GaussianHead(width, s) if s.variational else None
         self.width = width
@@ -143,17 +143,19 @@ class Encoder(nn.Module):
         offsets: Float[Tensor, "users 1"] | None = None,
         known_users: bool = False,
     ) -> Posterior:
-        """Posteriors of shape (n, users, latent); ``known_users`` have vectors of their own where the model has any."""
+        """Posteriors of shape (n, users, latent); ``known_users`` use their own vectors, if the model has them."""
         first = self.table(values, batch)
         if self.user is not None:
-            own = self.user.index_select(0, batch.number).repeat(len(values), 1) if known_users else self.user.mean(0)
-            first = first + own
+            vectors = (
+                self.user.index_select(0, batch.number).repeat(len(values), 1) if known_users else self.user.mean(0)
+            )
+            first = first + vectors
         q = self._from_first(first, None if offsets is None else offsets.repeat(len(values), 1))
         mean, log_variance, hidden = (part.unflatten(0, (len(values), batch.size)) for part in q)
         return Posterior(mean, log_variance, hidden)
 
     def of_dense(self, rows: Float[Tensor, "rows items"]) -> Posterior:
-        """Posteriors of rows written out, for pseudo-inputs."""
+        """Posteriors of dense rows, for pseudo-inputs."""
         return self._from_first(self.table.of_dense(rows), None)
 
     def _from_first(self, first: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None) -> Posterior:
@@ -174,7 +176,7 @@ class Encoder(nn.Module):
 class Lower(nn.Module):
     """The lower of two latent levels: its posterior given row and upper level, its prior given the upper level.
 
-    The row comes as the encoder's last hidden layer, which both levels share.
+    The row is given as the encoder's last hidden layer, which both levels share.
     """
 
     def __init__(self, settings: Settings):
@@ -223,11 +225,11 @@ class Decoder(nn.Module):
         offsets: Float[Tensor, "rows 1"] | None = None,
         width: int | None = None,
     ) -> Float[Tensor, "rows _"]:
-        """Logits; with a ``width`` of more than the items, further columns that no softmax sees."""
+        """Logits; a larger ``width`` adds padding columns of probability 0."""
         hidden = self.hidden(eta, offsets)
         if width is None or width == self.out.out_features:
             return self.out(hidden)
-        return F.linear(hidden, _filled_up(self.out.weight, width), _filled_up(self.out.bias, width, NEVER))
+        return F.linear(hidden, _padded(self.out.weight, width), _padded(self.out.bias, width, PADDING_LOGIT))
 
     def hidden(
         self, eta: Float[Tensor, "rows latent"], offsets: Float[Tensor, "rows 1"] | None = None
@@ -238,30 +240,30 @@ class Decoder(nn.Module):
         return eta
 
 
-def aligned(items: int) -> int:
-    """Columns of a table of items such that every row starts where a GPU's products want it.
+def aligned_width(items: int) -> int:
+    """The columns of a table of items, rounded up so that every row is aligned for a GPU.
 
-    Rows of 17,767 half-precision numbers start at odd addresses, and their products take slower kernels.
+    Rows of 17,767 half-precision numbers are not aligned, and their products use slower kernels.
     """
     return -(-items // 64) * 64
 
 
-def _filled_up(values: Float[Tensor, "items *width"], rows: int, value: float = 0.0) -> Float[Tensor, "rows *width"]:
-    """Further rows of one value, in the precision that products have."""
+def _padded(values: Float[Tensor, "items *width"], rows: int, value: float = 0.0) -> Float[Tensor, "rows *width"]:
+    """Add rows of one value, in the precision of products."""
     kind = values.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
-    return _FilledUp.apply(values, rows, value, dtype)  # pyright: ignore[reportReturnType]
+    return _CastAndPad.apply(values, rows, value, dtype)  # pyright: ignore[reportReturnType]
 
 
-class _FilledUp(torch.autograd.Function):
-    """Cast and fill up in one pass over the values, and back in another: the tables are most of a step's traffic."""
+class _CastAndPad(torch.autograd.Function):
+    """Cast and pad in one pass over the values, and one in backward: the tables are most of a step's memory traffic."""
 
     @staticmethod
     def forward(values: Tensor, rows: int, value: float, dtype: torch.dtype) -> Tensor:
-        filled = values.new_empty((rows, *values.shape[1:]), dtype=dtype)
-        filled[len(values) :] = value
-        filled[: len(values)].copy_(values)
-        return filled
+        padded = values.new_empty((rows, *values.shape[1:]), dtype=dtype)
+        padded[len(values) :] = value
+        padded[: len(values)].copy_(values)
+        return padded
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -272,7 +274,7 @@ class _FilledUp(torch.autograd.Function):
         return grads[0][: ctx.items].to(ctx.dtype), None, None, None
 
 
-def _half(values: Tensor) -> Tensor:
+def _autocast(values: Tensor) -> Tensor:
     kind = values.device.type
     return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
 

@@ -1,4 +1,4 @@
-"""Polars' panics as its errors: a forged Parquet file can make its reader give up, which Rust tells on stderr at length."""
+"""Panics of polars as its errors: a forged Parquet file can make its reader panic, and Rust then prints to stderr."""
 
 import os
 import shutil
@@ -10,41 +10,41 @@ from contextlib import contextmanager
 
 import polars as pl
 
-__all__ = ["as_interrupt", "no_panic"]
+__all__ = ["interrupt_or_itself", "panics_as_errors"]
 
-_ALONE = threading.RLock()  # the process has one stderr
+_STDERR_LOCK = threading.RLock()  # the process has one stderr
 
 
-def as_interrupt(error: BaseException) -> BaseException:
-    """The error itself; but Ctrl-C while polars is in Python, which is a panic to it, is Ctrl-C again."""
+def interrupt_or_itself(error: BaseException) -> BaseException:
+    """The error itself; but KeyboardInterrupt if polars turned Ctrl-C in a Python callback into a panic."""
     panic = isinstance(error, pl.exceptions.PanicException)
     return KeyboardInterrupt() if panic and "<class 'KeyboardInterrupt'>" in str(error) else error
 
 
 @contextmanager
-def no_panic() -> Iterator[None]:
-    """A panic within is a ``ComputeError``. What is written to stderr meanwhile comes after it, or with a panic not at all."""
-    with _ALONE, tempfile.TemporaryFile() as held:
+def panics_as_errors() -> Iterator[None]:
+    """Raise a panic in the block as ``ComputeError``; stderr is held back, and dropped if there was a panic."""
+    with _STDERR_LOCK, tempfile.TemporaryFile() as captured:
         sys.stderr.flush()
         try:
-            kept = os.dup(2)
+            stderr = os.dup(2)
         except OSError:  # without a stderr
-            kept = None
+            stderr = None
         else:
-            os.dup2(held.fileno(), 2)
+            os.dup2(captured.fileno(), 2)
         panicked = False
         try:
             yield
         except pl.exceptions.PanicException as error:
             panicked = True
-            if as_interrupt(error) is not error:
+            if interrupt_or_itself(error) is not error:
                 raise KeyboardInterrupt from None
             raise pl.exceptions.ComputeError(str(error).splitlines()[0] if str(error) else "a panic") from error
         finally:
-            if kept is not None:
-                os.dup2(kept, 2)
-                os.close(kept)
-                if not panicked and held.tell():
-                    held.seek(0)
-                    with open(2, "wb", closefd=False) as stderr:
-                        shutil.copyfileobj(held, stderr)
+            if stderr is not None:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+                if not panicked and captured.tell():
+                    captured.seek(0)
+                    with open(2, "wb", closefd=False) as out:
+                        shutil.copyfileobj(captured, out)

@@ -1,4 +1,4 @@
-"""A data set prepared once and read back in a second: likes as CSR in safetensors, ids and titles in Parquet, a manifest.
+"""A prepared data set, read back in a second: likes as CSR in safetensors, ids and titles in Parquet, a manifest.
 
     netflix/likes.safetensors   indptr (users + 1,) and indices (likes,), in the smallest type that holds them; values,
                                 if they are not all 1
@@ -6,7 +6,7 @@
     netflix/items.parquet       item_id and title by column
     netflix/manifest.json       settings, counts, source files with their sizes, SHA-256 of the three others
 
-The split is not stored: it follows from the seed in a second or two. The folder is written beside its place and renamed.
+The split is not stored: it follows from the seed in a second or two. The folder is written under a temporary name and renamed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from lbdrop.io.archives import why
 from lbdrop.io.files import replacing
 from lbdrop.io.records import read_json, write_json
 from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.polars_panics import no_panic
+from lbdrop.recommend.polars_panics import panics_as_errors
 from lbdrop.recommend.rows import Resident, Rows
 from lbdrop.recommend.splits import Split, split_users
 
@@ -48,7 +48,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Likes with titles, as a protocol wants them."""
+    """Likes and titles of a data set."""
 
     name: str
     interactions: Interactions
@@ -57,21 +57,21 @@ class Prepared:
     manifest: dict[str, Any]
 
     def split(self, held_out_users: int | None = None, seed: int | None = None) -> Split:
-        """Train, validation and test users, as the protocol has them unless told."""
+        """Train, validation and test users, by default as the manifest says."""
         settings = self.manifest["settings"]
         users = settings["held_out_users"] if held_out_users is None else held_out_users
         if users is None:
-            raise DropoutError("held_out_users: want a number, got none; no protocol tells how many of one's own users")
+            raise DropoutError("held_out_users: want a number, got none; the manifest has none, so pass one")
         return split_users(self.interactions, users, settings["seed"] if seed is None else seed)
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder was written here."""
+    """Whether a folder holds a prepared data set."""
     return (folder / MANIFEST).is_file()
 
 
 def load_prepared(folder: str | Path) -> Prepared:
-    """Read back what was prepared, checked against its manifest."""
+    """Read a prepared data set, checked against its manifest."""
     with _checked(Path(folder)) as (manifest, indptr, indices, values, users, items):
         data = np.ones(len(indices), np.float32) if values is None else values
         small = indptr.astype(np.int32) if len(indices) < 2**31 else indptr
@@ -81,10 +81,10 @@ def load_prepared(folder: str | Path) -> Prepared:
 
 
 def load_rows(folder: str | Path, device: torch.device | str | None = None, resident: Resident = "host") -> Rows:
-    """Training rows straight from a folder, for :func:`lbdrop.recommend.fit`; what is on the disk may exceed the memory.
+    """Training rows straight from a folder, for :func:`lbdrop.recommend.fit`; the file may be larger than the memory.
 
-    On the host the rows are a map of the file: the system reads what an epoch asks for and lets go of it as it likes. The
-    weights of interactions are left aside.
+    On the host the rows are a memory map of the file, which the system reads when they are needed. The weights of
+    interactions are ignored.
     """
     with _checked(Path(folder)) as (_, indptr, indices, _, _, items):
         return Rows(indptr, torch.from_numpy(indices), len(items), device=device, resident=resident)
@@ -92,7 +92,7 @@ def load_rows(folder: str | Path, device: torch.device | str | None = None, resi
 
 @contextmanager
 def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
-    """Manifest, indptr, indices, values, users and items of a folder, if they are what the manifest says."""
+    """Manifest, indptr, indices, values, users and items of a folder; an error unless they match the manifest."""
     try:
         manifest = read_json(folder / MANIFEST)
         if manifest["format"] != FORMAT:
@@ -102,9 +102,11 @@ def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
             found, digest = _digest(folder / file), manifest["sha256"][file]
             if found != digest:
                 raise DropoutError(f"{folder / file}: want SHA-256 {digest[:12]}…, got {found[:12]}…; prepare it again")
-        with safe_open(folder / LIKES, "pt") as file:  # torch's tensors are maps of the file, numpy's would be copies
+        with safe_open(
+            folder / LIKES, "pt"
+        ) as file:  # tensors of torch are maps of the file, arrays of numpy would be copies
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
-        with no_panic():
+        with panics_as_errors():
             users, items = pl.read_parquet(folder / USERS)["user_id"], pl.read_parquet(folder / ITEMS)
         _check_parts(arrays, users, items)
         indptr, indices = arrays["indptr"].astype(np.int64), arrays["indices"].astype(np.int32, copy=False)
@@ -128,7 +130,7 @@ def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _check_manifest(manifest: Any) -> None:
-    """What is used of it is of its kind; the digests are compared."""
+    """An error unless the entries that are used have their types."""
     settings = manifest["settings"]
     for value, kind in ((manifest["name"], str), (settings, dict), (manifest["sha256"], dict)):
         if not isinstance(value, kind):
@@ -150,7 +152,7 @@ def _check_parts(arrays: dict[str, np.ndarray], users: pl.Series, items: pl.Data
             raise ValueError(f"{name} of {arrays[name].dtype} and shape {arrays[name].shape}")
     values = arrays.get("values")
     if values is not None and (len(values) != len(arrays["indices"]) or not (np.isfinite(values) & (values > 0)).all()):
-        raise ValueError(f"{len(values):,} values for {len(arrays['indices']):,} likes, or some that are no weights")
+        raise ValueError(f"{len(values):,} values for {len(arrays['indices']):,} likes, or some that are not above 0")
 
 
 def _within(indices: np.ndarray, items: int) -> bool:
@@ -158,7 +160,7 @@ def _within(indices: np.ndarray, items: int) -> bool:
 
 
 def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str, Any]:
-    """What a manifest says of the files that were read."""
+    """The entry of a manifest about the files that were read."""
     sizes = "\n".join(f"{name} {size}" for name, size in sorted(files))
     return {
         "files": len(files),
@@ -170,7 +172,7 @@ def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str,
 
 
 def write_ids(folder: Path, users: pl.Series, items: pl.Series, titles: pl.Series, manifest: dict[str, Any]) -> None:
-    """Ids, titles and, last of all, the manifest beside the likes."""
+    """Write ids, titles and, last, the manifest beside the likes."""
     pl.DataFrame({"user_id": users}).write_parquet(folder / USERS)
     pl.DataFrame({"item_id": items, "title": titles}).write_parquet(folder / ITEMS)
     manifest["sha256"] = {file: _digest(folder / file) for file in (LIKES, USERS, ITEMS)}
@@ -179,7 +181,7 @@ def write_ids(folder: Path, users: pl.Series, items: pl.Series, titles: pl.Serie
 
 @contextmanager
 def in_place_of(folder: Path) -> Iterator[Path]:
-    """A folder beside it that takes its place, if nothing goes wrong and nothing else is there."""
+    """A temporary folder that replaces ``folder`` at the end; an error if ``folder`` has other files."""
     others = (
         sorted({path.name for path in folder.iterdir()} - {LIKES, USERS, ITEMS, MANIFEST}) if folder.is_dir() else []
     )

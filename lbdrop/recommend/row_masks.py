@@ -1,7 +1,7 @@
 r"""Masks on the items that a row has, and on nothing else: $n$ masks of a batch are an $n \times$ entries table.
 
-An item the user does not have is 0 with any mask, so the true gradient of its rate is 0; drawing no mask for it gives that
-zero exactly, where an estimator over the whole catalogue would give noise.
+An item that the user does not have is 0 under any mask, so the true gradient of its rate is 0. Without a mask for it the
+estimate is exactly 0; an estimator over the whole catalogue would give noise.
 """
 
 import math
@@ -46,9 +46,9 @@ class RowMasks(nn.Module):
         """The keep logit of every entry, with its user's offset."""
         if self.logit is None:
             return None
-        one = self.logit.dim() == 0
-        # Not by indexing, whose backward sorts the entries first.
-        logits = self.logit.expand(len(batch.item)) if one else self.logit.index_select(0, batch.item)
+        single = self.logit.dim() == 0
+        # Not by indexing, because its backward sorts the entries first.
+        logits = self.logit.expand(len(batch.item)) if single else self.logit.index_select(0, batch.item)
         # Self-tuned rates follow the held-out loss alone.
         return logits if offsets is None else logits.detach() + offsets[:, 0].index_select(0, batch.user)
 
@@ -59,7 +59,7 @@ class RowMasks(nn.Module):
         shape, dtype = (count, len(logits)), torch.promote_types(logits.dtype, torch.float32)
         if self.settings.dropout == "gaussian":
             noise = torch.randn(shape, dtype=dtype, device=logits.device, generator=generator)
-            # The gradient passes the bound on the variance: a logit that the KL drove there can come back.
+            # The gradient passes the bound on the variance, so that a logit at the bound can return.
             bounded = logits + (logits.clamp(min=0.0) - logits).detach()
             return 1 + torch.exp(-0.5 * bounded) * noise
         u = torch.rand(shape, dtype=dtype, device=logits.device, generator=generator)
@@ -69,7 +69,7 @@ class RowMasks(nn.Module):
         return (u < torch.sigmoid(logits)).to(dtype)
 
     def kl(self, logits: Float[Tensor, "entries"]) -> Float[Tensor, "entries"]:
-        """What the mask of each entry costs under its prior: Ber(½), or log-uniform for Gaussian noise."""
+        """The KL of each entry's mask from its prior: Ber(½), or log-uniform for Gaussian noise."""
         if self.settings.dropout != "gaussian":
             return math.log(2) - entropy(logits)
         a = torch.exp(-logits.clamp(min=0.0))  # the cubic of Kingma et al. 2015, equation 14
@@ -83,19 +83,19 @@ def row_values(
     settings: Settings,
     dtype: torch.dtype,
 ) -> Float[Tensor, "n entries"]:
-    """What the network sees at every entry; without masks, the row itself."""
+    """The network's input at every entry; without masks, the row itself."""
     if masks is None:
         ones = torch.ones(1, len(batch.item), dtype=dtype, device=batch.item.device)
         return ones if settings.normalise == "none" else ones * _inverse_length(batch.counts.to(dtype), batch)
     if settings.normalise == "after":
         squares = masks.new_zeros(len(masks), batch.size).index_add(1, batch.user, masks.pow(2))
         return (masks * _inverse_length(squares, batch)).to(dtype)
-    if settings.dropout != "gaussian":  # whose mean is 1 as it is
+    if settings.dropout != "gaussian":  # Gaussian masks have mean 1
         assert logits is not None
         masks = masks / torch.sigmoid(logits)
     return (masks if settings.normalise == "none" else masks * _inverse_length(batch.counts, batch)).to(dtype)
 
 
 def _inverse_length(squares: Float[Tensor, "*n users"], batch: Batch) -> Float[Tensor, "*n entries"]:
-    # A row that lost all its items stays zero; relaxed masks are never quite 0, hence the small bound.
+    # A row without items under its mask stays zero; relaxed masks are never exactly 0, hence the small bound.
     return squares.clamp(min=1e-12).rsqrt().index_select(-1, batch.user)

@@ -1,13 +1,13 @@
-"""A fitted recommender as a folder: tensors in safetensors, ids in Parquet, the rest in JSON; nothing is ever unpickled.
+"""A fitted recommender as a folder: tensors in safetensors, ids in Parquet, the rest in JSON; nothing is unpickled.
 
     model.json             format, method, settings, seed, how training went
     weights.safetensors    what was learned
     items.parquet          item_id and likes, by column
-    histories.safetensors  indptr and indices: what each user has; left out where histories shall not leave the house
+    histories.safetensors  indptr and indices: what each user has; left out with histories=False
     users.parquet          user_id by row; likewise
 
-The folder is written beside its place and renamed, so that whoever looks finds the old model or the new one. What is read is
-checked for names, types, shapes and ranges before anything is built from it.
+The folder is written under a temporary name and renamed, so a reader finds the old model or the new one. Names, types, shapes
+and ranges are checked before anything is built from a file.
 """
 
 import json
@@ -31,29 +31,29 @@ from lbdrop.io.files import replacing
 from lbdrop.io.records import read_json
 from lbdrop.recommend.interactions import Interactions
 from lbdrop.recommend.linear import Linear
-from lbdrop.recommend.method_args import Choice
-from lbdrop.recommend.polars_panics import no_panic
+from lbdrop.recommend.method_args import MethodChoice
+from lbdrop.recommend.polars_panics import panics_as_errors
 from lbdrop.recommend.settings import Settings
 from lbdrop.recommend.tables import LIBRARIES
 from lbdrop.recommend.vae import VAE
 
-__all__ = ["Saved", "check_place", "read", "rebuild", "write"]
+__all__ = ["Saved", "check_target", "read", "rebuild", "write"]
 
 KIND, FORMAT = "lbdrop recommender", 1
-MASKS = 10_000
-"""More are averaged by nobody; a file that says so would keep a machine busy for ever."""
+MAX_MASKS = 10_000
+"""A file with more would keep the machine busy for days."""
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
     "model.json", "weights.safetensors", "items.parquet", "histories.safetensors", "users.parquet"
 )  # fmt: skip
 FILES = {HEADER, WEIGHTS, ITEMS, HISTORIES, USERS}
-EARLIER = {"format", "method", "settings", "seed", "library", "items", "users"}
-"""What the header of a model without a marker has."""
+KEYS_WITHOUT_KIND = {"format", "method", "settings", "seed", "library", "items", "users"}
+"""The keys in the header of a model from before ``kind`` was written."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Saved(NamedTuple):
-    """What a folder holds."""
+    """The content of a folder."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -62,10 +62,10 @@ class Saved(NamedTuple):
     interactions: Interactions | None
 
 
-def check_place(folder: Path) -> None:
-    """An error where a model cannot be written, told before the work of fitting one.
+def check_target(folder: Path) -> None:
+    """An error if a model cannot be written there; called before the work of fitting.
 
-    A model takes the place of an empty folder, or of a saved model with nothing beside it: nobody else's file is ever removed.
+    A model replaces an empty folder, or a saved model without other files: no other file is ever removed.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -80,65 +80,65 @@ def check_place(folder: Path) -> None:
 
 
 def _is_model(header: Path) -> bool:
-    """Whether a file is the header of a model of ours: by what it says, never by its name, which others use too."""
+    """Whether a file is the header of a recommender of lbdrop; other programs use the name model.json too."""
     try:
         found = read_json(header)
     except (DropoutError, OSError):
         return False
-    # Models of earlier versions have no marker, but all of these.
-    return isinstance(found, dict) and (found.get("kind") == KIND or found.keys() >= EARLIER)
+    # Models of earlier versions have no kind, but all of these keys.
+    return isinstance(found, dict) and (found.get("kind") == KIND or found.keys() >= KEYS_WITHOUT_KIND)
 
 
 def write(folder: Path, saved: Saved) -> None:
-    """Write the folder beside its place and rename it; a folder that holds something else is left alone."""
-    check_place(folder)
+    """Write a temporary folder and rename it; a folder with other files is an error."""
+    check_target(folder)
     header = {"kind": KIND, "format": FORMAT, **saved.header}
     text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
-    with replacing(folder) as beside:
-        beside.mkdir()
-        # As bytes: save_file would leave a file for its owner's eyes only.
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        # As bytes, because save_file makes a file that only its owner can read.
         tensors = {
             name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in saved.tensors.items()
         }
-        (beside / WEIGHTS).write_bytes(save(tensors))
-        pl.DataFrame({"item_id": saved.items, "likes": saved.likes}).write_parquet(beside / ITEMS)
+        (temporary / WEIGHTS).write_bytes(save(tensors))
+        pl.DataFrame({"item_id": saved.items, "likes": saved.likes}).write_parquet(temporary / ITEMS)
         if saved.interactions is not None:
             rows = saved.interactions.rows
             packed = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(np.int32)}
-            (beside / HISTORIES).write_bytes(pack_arrays(packed))
-            pl.DataFrame({"user_id": saved.interactions.users}).write_parquet(beside / USERS)
-        (beside / HEADER).write_text(text, encoding="utf-8")
+            (temporary / HISTORIES).write_bytes(pack_arrays(packed))
+            pl.DataFrame({"user_id": saved.interactions.users}).write_parquet(temporary / USERS)
+        (temporary / HEADER).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> Saved:
-    """Read and check a folder, all but whether the tensors are those of its method: see :func:`rebuild`."""
+    """Read and check a folder; :func:`rebuild` checks whether the tensors fit the method."""
     header = _header(folder)
-    with _reading(folder, ITEMS):
-        with no_panic():
+    with _one_line_errors(folder, ITEMS):
+        with panics_as_errors():
             table = pl.read_parquet(folder / ITEMS)
         items, likes = table["item_id"], table["likes"].cast(pl.Float32).to_numpy(writable=True)
         _check_ids(items, folder / ITEMS)
         if not (np.isfinite(likes) & (likes >= 0)).all():
-            raise ValueError("likes that are no counts")
+            raise ValueError("likes that are not counts")
         if len(items) != header["items"]:
             raise ValueError(f"{len(items):,} items where model.json says {header['items']:,}")
     interactions = None
     if header["users"] is not None:
-        with _reading(folder, USERS):
-            with no_panic():
+        with _one_line_errors(folder, USERS):
+            with panics_as_errors():
                 users = pl.read_parquet(folder / USERS)["user_id"]
             _check_ids(users, folder / USERS)
             if len(users) != header["users"]:
                 raise ValueError(f"{len(users):,} users where model.json says {header['users']:,}")
-        with _reading(folder, HISTORIES):
+        with _one_line_errors(folder, HISTORIES):
             interactions = Interactions(_rows(load_arrays(folder / HISTORIES), len(users), len(items)), users, items)
-    with _reading(folder, WEIGHTS):
+    with _one_line_errors(folder, WEIGHTS):
         tensors = load_file(folder / WEIGHTS)
     return Saved(header, tensors, items, likes, interactions)
 
 
-def rebuild(folder: Path, saved: Saved, choice: Choice, device: torch.device | str | None) -> VAE | Linear:
-    """The model of these settings with the saved tensors, if they are all there and fit."""
+def rebuild(folder: Path, saved: Saved, choice: MethodChoice, device: torch.device | str | None) -> VAE | Linear:
+    """The model of these settings with the saved tensors; an error unless they fit."""
     items, found = len(saved.items), {name: tuple(tensor.shape) for name, tensor in saved.tensors.items()}
     if choice.settings is None:
         model = choice.linear(saved.header["seed"], device)
@@ -148,9 +148,9 @@ def rebuild(folder: Path, saved: Saved, choice: Choice, device: torch.device | s
     users = found.get("encoder.user", (0,))[0]
     _check_work(folder, choice.settings, len(found))
     with (
-        _reading(folder, HEADER),
+        _one_line_errors(folder, HEADER),
         torch.device("meta"),
-    ):  # shapes first: a wrong number in the file must not cost memory
+    ):  # shapes first: a wrong number in the file must not take memory
         wanted = VAE(items, choice.settings, users).state_dict()
     _check_shapes(folder, found, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     _check_numbers(folder, saved.tensors)
@@ -165,11 +165,11 @@ def _linear_shapes(name: str, items: int, found: Shapes) -> Shapes:
         return {"counts": (items,)}
     if name in ("ease", "slim"):
         return {"weights": (items, items)}
-    return {"items": (items, *found.get("items", (items, 0))[1:2])}  # vectors of any length
+    return {"items": (items, *found.get("items", (items, 0))[1:2])}  # vectors may have any length
 
 
 def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
-    """One line about the first tensor that is missing, too many, or of another shape."""
+    """An error about the first tensor that is missing, unknown, or of another shape."""
     where = folder / WEIGHTS
     for name in wanted.keys() - found.keys():
         raise DropoutError(f"{where}: want the tensor {name}, got none; save the model again")
@@ -181,7 +181,7 @@ def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
 
 
 def _check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """One line about the first tensor that nothing can be computed with."""
+    """An error about the first tensor of another type, or with NaN or infinity."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64) or not torch.isfinite(tensor).all():
             raise DropoutError(
@@ -191,8 +191,8 @@ def _check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_work(folder: Path, settings: Settings, tensors: int) -> None:
-    """A number in the file must not cost days: every layer has a tensor, and nobody averages more masks."""
-    for name, most in (("layers", tensors), ("flows", tensors), ("samples", MASKS), ("extra_masks", MASKS)):
+    """An error about numbers that would take days: every layer has a tensor, and masks have a limit."""
+    for name, most in (("layers", tensors), ("flows", tensors), ("samples", MAX_MASKS), ("extra_masks", MAX_MASKS)):
         if getattr(settings, name) > most:
             raise DropoutError(f"{folder / HEADER}: want {name} of at most {most:,}, got {getattr(settings, name):,}")
 
@@ -203,7 +203,7 @@ def _check_work(folder: Path, settings: Settings, tensors: int) -> None:
 def _header(folder: Path) -> dict[str, Any]:
     kinds = {"method": str, "settings": dict, "seed": int, "library": str, "items": int, "users": (int, type(None)),
              "at_least": (int, float, type(None)), "history": (dict, type(None))}  # fmt: skip
-    with _reading(folder, HEADER):
+    with _one_line_errors(folder, HEADER):
         header = read_json(folder / HEADER)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             found = header.get("format") if isinstance(header, dict) else type(header).__name__
@@ -211,7 +211,7 @@ def _header(folder: Path) -> dict[str, Any]:
         for name, kind in kinds.items():
             if name not in header or not isinstance(header[name], kind) or isinstance(header[name], bool):
                 raise DropoutError(f"{folder / HEADER}: want {name} as it was saved, got {header.get(name)!r:.60}")
-        if header["library"] not in LIBRARIES:  # it will be imported
+        if header["library"] not in LIBRARIES:  # because it is imported
             raise DropoutError(f"{folder / HEADER}: want a library of dataframes, got {header['library']!r:.60}")
         _check_history(header["history"])
     return header
@@ -222,7 +222,7 @@ def _check_history(history: dict[str, Any] | None) -> None:
         return
     epochs, best = history["epochs"], history["best"]
     if not isinstance(epochs, list) or not all(isinstance(epoch, dict) for epoch in epochs):
-        raise ValueError("epochs that are no list of records")
+        raise ValueError("epochs that are not a list of records")
     if best is not None and (not isinstance(best, int) or not 1 <= best <= len(epochs)):
         raise ValueError(f"no best epoch {best!r:.60}")
 
@@ -235,7 +235,7 @@ def _check_ids(ids: pl.Series, path: Path) -> None:
 def _rows(arrays: dict[str, np.ndarray], users: int, items: int) -> csr_array:
     indptr, indices = arrays["indptr"], arrays["indices"]
     if any(each.ndim != 1 or each.dtype.kind not in "iu" for each in (indptr, indices)):
-        raise ValueError("histories that are no vectors of whole numbers")
+        raise ValueError("histories that are not vectors of whole numbers")
     whole = len(indptr) == users + 1 and indptr[0] == 0 and indptr[-1] == len(indices) and (np.diff(indptr) >= 0).all()
     if not whole or (len(indices) and not (indices.min() >= 0 and indices.max() < items)):
         raise ValueError(f"histories that do not fit {users:,} users and {items:,} items")
@@ -247,8 +247,8 @@ def _rows(arrays: dict[str, np.ndarray], users: int, items: int) -> csr_array:
 
 
 @contextmanager
-def _reading(folder: Path, name: str) -> Iterator[None]:
-    """What goes wrong with a file is one line that names it."""
+def _one_line_errors(folder: Path, name: str) -> Iterator[None]:
+    """Turn errors about a file into one line that names it."""
     try:
         yield
     except DropoutError:

@@ -1,9 +1,9 @@
-r"""Scores of every item for some users, how sure they are, and the best of them, a bounded number of users at a time.
+r"""Scores of every item for some users, their uncertainty, and the best items, a bounded number of users at a time.
 
 $$ s_{ui} = \log \frac1S \sum_{s=1}^{S} p(i \mid x_u \odot z^{(s)}), \qquad z^{(s)}_i \sim \mathrm{Ber}(\sigma(\alpha_i)) $$
 
-The $S$ masks are drawn once, an entry for every item of the catalogue, and are the same for all users: each user still has
-$S$ independent masks, and what a user is recommended does not depend on who else is asked about, or in which batches.
+The $S$ masks are drawn once, with an entry for every item of the catalogue, and are the same for all users. Each user still has
+$S$ independent masks, and the result of a user does not depend on the other users, or on the batches.
 """
 
 import math
@@ -22,24 +22,24 @@ from lbdrop.recommend.rows import Batch, Rows, users_at_once
 from lbdrop.recommend.vae import VAE
 
 __all__ = [
-    "Best", "Scored", "Scoring", "best_items", "drawn_masks", "log_probabilities", "popularity", "scoring", "users_at_once",
-    "with_fallback",
+    "Best", "Scored", "Scoring", "best_items", "drawn_masks", "log_probabilities", "popularity_scores", "scoring",
+    "users_at_once", "with_fallback",
 ]  # fmt: skip
 
 
 class Scored(NamedTuple):
-    """What a model says of some users."""
+    """Scores of some users, and their uncertainty."""
 
     scores: Float[Tensor, "users items"]
     spread: Float[Tensor, "users items"] | None = None
-    """The standard deviation of the log probability over masks; ``None`` where there are fewer than two."""
+    """The standard deviation of the log probability over masks; ``None`` with fewer than two masks."""
 
 
 Scoring = Callable[[Batch], Scored]
 
 
 class Best(NamedTuple):
-    """The best items of some users, best first, on the host; item −1 where a user has no further one."""
+    """The best items of some users, best first, on the host; item −1 if a user has no further item."""
 
     item: Int64[Tensor, "users k"]
     score: Float[Tensor, "users k"]
@@ -47,7 +47,7 @@ class Best(NamedTuple):
 
 
 def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
-    """The model as a function of a batch; ``samples`` masks are averaged where it has any, 0 runs it once without."""
+    """The model as a function of a batch; averages ``samples`` masks, and with 0 runs once without masks."""
     if isinstance(model, Linear):
         return lambda batch: Scored(model.scores(batch))
     model.eval()
@@ -64,7 +64,7 @@ def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
         for mask in masks[1:]:
             each = log_probabilities(model, batch, mask.index_select(0, batch.item))
             total = torch.logaddexp(total, each)
-            each -= first  # of values alike: no digits are lost
+            each -= first  # a difference of similar values keeps their digits
             mean += each / samples
             squares += each.square_()
         variance = squares.sub_(mean.square_(), alpha=samples).clamp_(min=0) / (samples - 1)
@@ -76,36 +76,36 @@ def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
 def drawn_masks(
     model: VAE, samples: int, seed: int
 ) -> Num[Tensor, "samples items"] | Bool[Tensor, "samples items"] | None:
-    """The masks that all users share; ``None`` where the model has none, or none are to be drawn."""
+    """The masks that all users share; ``None`` without samples or for a model without masks."""
     if samples == 0 or model.masks.logit is None:
         return None
     logit = model.masks.logit.detach()
-    # Drawn on the host: the same masks on every device.
+    # Drawn on the host, so that every device has the same masks.
     masks = model.masks.draw(samples, logit.cpu().expand(model.items), torch.Generator().manual_seed(seed))
     return masks.to(logit.device)
 
 
 def log_probabilities(model: VAE, batch: Batch, mask: Tensor) -> Float[Tensor, "users items"]:
-    """Of every item for each user, under a mask with one value for each entry of the batch."""
+    """Log probability of every item for each user, under a mask with one value for each entry of the batch."""
     logit = model.masks.logit
     assert logit is not None
     values = row_values(mask[None], model.masks.logits(batch), batch, model.settings, logit.dtype)
     return model.log_probabilities(model(batch, values))
 
 
-def popularity(likes: Float[np.ndarray, "items"]) -> Float[Tensor, "items"]:
-    """The logarithm of each item's share of all likes: scores for who has nothing."""
+def popularity_scores(likes: Float[np.ndarray, "items"]) -> Float[Tensor, "items"]:
+    """The logarithm of each item's share of all likes: scores for users without items."""
     return torch.from_numpy(np.log((likes + 1) / (likes + 1).sum()))
 
 
-def with_fallback(scored: Scoring, otherwise: Float[Tensor, "items"]) -> Scoring:
-    """The same, but for users who have nothing the scores ``otherwise``, with no word on how sure they are."""
+def with_fallback(scored: Scoring, fallback: Float[Tensor, "items"]) -> Scoring:
+    """The same, but users without items get the scores ``fallback``, without uncertainty."""
 
     def filled(batch: Batch) -> Scored:
         scores, spread = scored(batch)
-        nothing = batch.counts[:, None] == 0
-        scores = torch.where(nothing, otherwise.to(scores.dtype), scores)
-        return Scored(scores, None if spread is None else spread.masked_fill(nothing, torch.nan))
+        empty = batch.counts[:, None] == 0
+        scores = torch.where(empty, fallback.to(scores.dtype), scores)
+        return Scored(scores, None if spread is None else spread.masked_fill(empty, torch.nan))
 
     return filled
 
@@ -127,7 +127,7 @@ def best_items(
         k: items a user.
         filter_viewed: leave out what the user has.
         allowed: recommend these items alone.
-        batch: users scored at once; as many as memory allows unless told.
+        batch: users scored at once; the default is as many as memory allows.
     """
     before: Best | None = None
     for users in rows.batches(batch or users_at_once(rows.items), shuffle=False):

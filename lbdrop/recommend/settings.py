@@ -1,6 +1,6 @@
-r"""Every choice the recommender's model has, and the named methods of the paper's table as such choices.
+r"""The settings of the recommender's model, and the methods of the paper's table as settings.
 
-One class, :class:`lbdrop.recommend.vae.VAE`, reads them; a method is a row of :data:`METHODS`, not a copy of the code.
+One class, :class:`lbdrop.recommend.vae.VAE`, reads them; a method is an entry of :data:`METHODS`, not a copy of the code.
 
 Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020, table 3; Liang et al., Variational
 Autoencoders for Collaborative Filtering, WWW 2018.
@@ -15,16 +15,16 @@ from lbdrop.recommend.number_checks import check_number
 
 __all__ = ["METHODS", "Settings", "method"]
 
-LEARNS = ("learned", "concrete", "gaussian")
+LEARNED_KINDS = ("learned", "concrete", "gaussian")
 """The kinds of dropout whose rates are parameters."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a model is and how it is trained. The defaults are Mult-VAE of Liang et al. 2018."""
+    """A model and its training. The defaults are Mult-VAE of Liang et al. 2018."""
 
     method: str = "vae-drop"
-    """The name it goes by in records."""
+    """The name in records."""
 
     # The networks
     encoder: Literal["direct", "one-hidden", "dense", "gated"] = "one-hidden"
@@ -40,9 +40,9 @@ class Settings:
     """2: a second latent vector below the first, as in H+Vamp."""
     activation: Literal["tanh", "relu", "elu", "swish", "sigmoid", "identity"] = "tanh"
     user_vectors: bool = False
-    """A learned vector for every training user, added to the first layer in training (CDAE). Scores take the mean vector for
-    everybody, so those of :class:`~lbdrop.recommend.model.Recommender` do, whether it knows the user or not;
-    ``VAE.scores(batch, known_users=True)`` takes the own one of training users."""
+    """A learned vector for every training user, added to the first layer in training (CDAE). Scores use the mean vector for
+    all users, as :class:`~lbdrop.recommend.model.Recommender` does; ``VAE.scores(batch, known_users=True)`` uses the vectors of
+    training users."""
 
     # The likelihood and the bound
     likelihood: Literal["multinomial", "logistic"] = "multinomial"
@@ -71,11 +71,11 @@ class Settings:
     per: Literal["item", "model"] = "model"
     """A rate for every item, or one."""
     rate: float = 0.5
-    """The drop rate, or where learning starts."""
+    """The drop rate, or its start if it is learned."""
     normalise: Literal["before", "after", "none"] = "before"
     """Where the row gets length 1: before the mask, which is then scaled by 1/keep, or after; 'none' only scales."""
     rule: Literal["bound", "self-tuning"] = "bound"
-    """What learned rates follow: the bound with the mask's KL, or the held-out loss through the weights' response."""
+    """What learned rates minimise: the bound with the mask's KL, or the held-out loss through the weights' response."""
     mask_kl: float = 0.0
     """Weight of KL(Ber(keep) ‖ Ber(½)) for each item of a row."""
     estimator: Literal["disarm", "arm"] = "disarm"
@@ -84,7 +84,7 @@ class Settings:
     offset_scale: float = 1.0
     """Self-tuning: the standard deviation of users' offsets to the logit of the rate."""
     settle: float = 1.0
-    """Self-tuning: the share of epochs after which the rate stays, and users have no offsets, which cost a little."""
+    """Self-tuning: the share of epochs after which the rate is frozen, and users have no offsets."""
     samples: int = 0
     """Masks averaged at test time; 0 runs the model once, without masks."""
 
@@ -92,7 +92,7 @@ class Settings:
     lr: float = 1e-3
     rate_lr: float = 0.01
     final_lr: float = 1.0
-    """The share of both learning rates that the last epoch has; they fall to it along a cosine. 1: they stay."""
+    """The share of both learning rates in the last epoch; they fall to it along a cosine. 1: constant."""
     weight_decay: float = 0.0
     batch: int = 500
     epochs: int = 100
@@ -106,14 +106,14 @@ class Settings:
         for field in fields(self):
             _check_kind(field.name, field.type, getattr(self, field.name))
         for name in ("hidden", "layers", "latent", "pseudo_inputs", "flow_hidden", "batch", "anneal_steps"):
-            check_number(name, getattr(self, name), least=1)
+            check_number(name, getattr(self, name), minimum=1)
         for name in (
             "flows", "extra_masks", "beta_cap", "l2", "mask_kl", "samples", "epochs", "alternate", "items_at_once", "lr",
             "rate_lr", "weight_decay",
         ):  # fmt: skip
-            check_number(name, getattr(self, name), least=0)
-        check_number("final_lr", self.final_lr, above=0, most=1)
-        check_number("settle", self.settle, above=0, most=1)
+            check_number(name, getattr(self, name), minimum=0)
+        check_number("final_lr", self.final_lr, above=0, maximum=1)
+        check_number("settle", self.settle, above=0, maximum=1)
         if self.dropout != "none" and not 0 < self.rate < 1:
             raise DropoutError(
                 f"rate: want a number strictly between 0 and 1, got {self.rate}; dropout='none' drops nothing"
@@ -125,7 +125,7 @@ class Settings:
         if self.extra_masks and self.dropout == "none":
             raise DropoutError(
                 f"extra_masks: want 0 where dropout='none', got {self.extra_masks}; the posterior is a mixture over masks,"
-                " so choose a dropout"
+                " so choose another dropout"
             )
         if self.mask_kl and self.dropout in ("none", "fixed"):
             raise DropoutError(
@@ -180,20 +180,20 @@ class Settings:
     @property
     def learns_rates(self) -> bool:
         """Whether the rates are parameters."""
-        return self.dropout in LEARNS
+        return self.dropout in LEARNED_KINDS
 
     def beta(self, step: int) -> float:
         """The KL's weight after ``step`` optimiser steps."""
         return min(self.beta_cap, step / self.anneal_steps)
 
     def lr_share(self, epoch: int) -> float:
-        """What is left of the learning rates in an epoch, counted from 1."""
+        """The share of the learning rates in an epoch, counted from 1."""
         way = min((epoch - 1) / max(self.epochs - 1, 1), 1.0)
         return self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * way)) / 2
 
 
 def _check_kind(name: str, kind: Any, value: Any) -> None:
-    """An error unless a value is of its field's kind; numbers that may be missing are within their range, too."""
+    """An error unless a value has its field's type; optional numbers must be within their range too."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise DropoutError(f"{name}: want one of {', '.join(get_args(kind))}, got {value!r}")
@@ -201,9 +201,9 @@ def _check_kind(name: str, kind: Any, value: Any) -> None:
         if not isinstance(value, kind):
             raise DropoutError(f"{name}: want {'True or False' if kind is bool else 'text'}, got {value!r}")
     elif kind in (int, float):
-        check_number(name, value, whole=kind is int)
+        check_number(name, value, integer=kind is int)
     elif name == "gamma" and value is not None:
-        check_number(name, value, least=0)
+        check_number(name, value, minimum=0)
     elif name == "log_variance_range" and value is not None:
         if not isinstance(value, tuple) or len(value) != 2:
             raise DropoutError(f"{name}: want two numbers or None, got {value!r}")
@@ -217,16 +217,16 @@ VAE_DROP = Settings()
 VAE_PLAIN = replace(VAE_DROP, method="vae", dropout="none")
 IAF = {"flows": 4}
 VAMP = {"prior": "vamp", "log_variance_range": (-12.0, 4.0)}
-# Rows are normalised before the mask: after it, a row without a mask is one that the network has never seen (LOG.md).
+# Rows are normalised before the mask; after it, the network has never seen rows like those without a mask (LOG.md).
 LEARNED = {"dropout": "learned", "extra_masks": 2, "samples": 10}
 # No extra masks, so that the Gaussian's KL is exact.
 EXACT = {"extra_masks": 0}
 CONCRETE = {"dropout": "concrete"}
-# From .5 it could not leave: that is the largest variance allowed, and the KL pushes against it.
+# Not .5: that is the largest allowed variance, and the KL would hold it there.
 GAUSSIAN = {"dropout": "gaussian", "rate": 0.3}
 GATED = {"encoder": "gated", "decoder": "gated", "levels": 2, **VAMP}
 DENSE = {"encoder": "dense", "layers": 5, "decoder": "linear", "activation": "swish", "gamma": 0.005, "lr": 5e-4}
-# From below: under much dropout nothing over-fits, so a rate that starts high falls, and rises too late (LOG.md).
+# Low: under much dropout nothing over-fits, so a rate that starts high falls, and rises too late (LOG.md).
 TUNED = {"dropout": "learned", "rule": "self-tuning", "rate": 0.05}
 
 

@@ -1,13 +1,13 @@
-r"""A shop whose customers' tastes are known, so that one can see whether a recommender finds them.
+r"""A generated shop whose customers' tastes are known, to test whether a recommender finds them.
 
-Items stand in groups, and each has a popularity. A user cares for one to three groups, and likes items one after the
+Items are in groups, and each has a popularity. A user has a taste for one to three groups, and likes items one after the
 other, none twice, each with the probability
 
 $$ p_{ui} \propto (1 - \epsilon) \sum_g t_{ug}\, q_{i \mid g} + \epsilon\, q_i, \qquad q_i \propto r_i^{-s}, $$
 
-with the tastes $t_u$ over groups, the item's popularity $q$ by its rank $r$, and a share $\epsilon$ of likes that follow no
-taste. Whatever of a user is known, of the unseen items the one with the largest $p_{ui}$ is the most likely to be liked, so
-ranking by $p_{ui}$ is the best a recommender can do on average: the oracle that :meth:`Shop.scores` gives.
+with the tastes $t_u$ over groups, the item's popularity $q$ by its rank $r$, and a share $\epsilon$ of likes that follow
+popularity alone. Of the unseen items, the one with the largest $p_{ui}$ is the most likely next like. So no recommender can do
+better on average than to rank by $p_{ui}$; :meth:`Shop.scores` gives this ranking.
 """
 
 from dataclasses import dataclass
@@ -43,19 +43,19 @@ MAKERS = (
 
 @dataclass(frozen=True, eq=False)
 class Shop:
-    """What the shop sold, and what nobody outside this file would know."""
+    """The likes of a shop, and the tastes that generated them."""
 
     interactions: pl.DataFrame
     """``user_id`` and ``item_id``, a row a like."""
     items: pl.DataFrame
     """``item_id``, ``title``, ``group``, sorted by id."""
     tastes: pl.DataFrame
-    """``user_id``, ``group``, ``share``: the groups each user cares for."""
+    """``user_id``, ``group``, ``share``: the groups of each user's taste."""
     probabilities: Float[np.ndarray, "users items"]
-    """The truth: of the user's next like, were nothing liked yet. In order of the ids."""
+    """The true probability of each item as the user's first like, in order of the ids."""
 
     def scores(self, users: Any, items: Any) -> Float[np.ndarray, "n m"]:
-        """The oracle's scores of these user ids for these item ids, such as ``held_out.users`` and ``train.items``."""
+        """The true probabilities of these user ids for these item ids, such as ``held_out.users`` and ``train.items``."""
         lines = [int(user) for user in users]
         numbers = {name: number for number, name in enumerate(self.items["item_id"])}
         return self.probabilities[np.ix_(lines, [numbers[name] for name in items])]
@@ -76,15 +76,15 @@ def generate_shop(
     skew: float = 0.5,
     noise: float = 0.1,
 ) -> Shop:
-    """Open a shop.
+    """Generate a shop.
 
     Args:
         users: customers, with ids 0, 1, …
-        items: things to like, shared evenly among the groups.
+        items: in equal numbers for each group.
         seed: another seed is another shop.
-        groups: kinds of things, at most 12.
-        likes: of a user on average; from half to one and a half times as many, and never over half of the items.
-        skew: how fast popularity falls with rank; 0 makes all items of a group alike.
+        groups: of items, at most 12.
+        likes: mean number of a user; from half to one and a half times as many, and at most half of the items.
+        skew: how fast popularity falls with rank; 0 makes all items equally popular.
         noise: share of likes that follow popularity alone.
 
     >>> shop = generate_shop(users=50)
@@ -106,7 +106,7 @@ def generate_shop(
     within /= within.sum(1, keepdims=True)
     tastes = _tastes(random, users, groups)
     truth = (1 - noise) * tastes @ within + noise * popularity / popularity.sum()
-    # Likes drawn one after the other without replacement are the largest of log p + Gumbel noise.
+    # The likes drawn without replacement are those with the largest log p + Gumbel noise.
     with np.errstate(divide="ignore"):
         order = np.argsort(-(np.log(truth) + random.gumbel(size=truth.shape)), axis=1, kind="stable")
     possible = (truth > 0).sum(1)

@@ -1,13 +1,13 @@
-r"""Held-out users: train on some, fold in most of the items of others, and ask for the rest.
+r"""Held-out users: train on some users, show the model most items of the others, and test whether it finds the rest.
 
-The protocol of Liang et al., draw for draw. Users in order of their ids are permuted; the last $H$ are for the test, the
-$H$ before for validation. The catalogue is what the training users have; other items leave the held-out rows. Of a
-held-out user with $n \ge 5$ items
+The protocol of Liang et al., with the same random draws. Users sorted by id are permuted; the last $H$ are for the test, the
+$H$ before for validation. The catalogue is the items of the training users; other items are removed from held-out rows. Of
+a held-out user with $n \ge 5$ items
 
 $$ \lfloor 0.2\, n \rfloor $$
 
-are held out, chosen without replacement, and the others are the user's fold-in; with fewer than 5 all are fold-in, and the
-user cannot be scored. The random stream is numpy's legacy one, seeded anew for the permutation, for validation and for
+are held out, chosen without replacement, and the others are the user's fold-in. With fewer than 5 items all are fold-in, and
+the user is not evaluated. The random stream is numpy's legacy one, seeded anew for the permutation, for validation and for
 test. A user's items are taken in order of their ids, as MovieLens-20M's file has them.
 
 Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
@@ -25,12 +25,13 @@ from lbdrop.recommend.interactions import Interactions
 __all__ = ["SEED", "HeldOut", "Split", "fold_in", "split_users"]
 
 SEED = 98765
-SHARE = 0.2
-FEWEST = 5
+HELD_OUT_SHARE = 0.2
+MIN_ITEMS = 5
+"""Of a user who has items held out."""
 
 
 class HeldOut(NamedTuple):
-    """Users a model never saw: what it is shown of each, and what it should then find."""
+    """Users not in training: the items that the model is shown, and the items that it should find."""
 
     fold_in: csr_array
     held_out: csr_array
@@ -38,7 +39,7 @@ class HeldOut(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Users with something held out; the others have no recall and are left out of every mean."""
+        """Users with held-out items; the others have no recall and are left out of every mean."""
         return int((np.diff(self.held_out.indptr) > 0).sum())
 
 
@@ -51,9 +52,9 @@ class Split(NamedTuple):
 
 
 def split_users(interactions: Interactions, held_out_users: int, seed: int = SEED) -> Split:
-    """Divide users into train, validation and test, ``held_out_users`` of them in each of the last two.
+    """Divide users into train, validation and test, with ``held_out_users`` in each of the last two.
 
-    Every held-out user keeps its row, even one left without items; see :attr:`HeldOut.scored`.
+    Every held-out user keeps a row, even without items; see :attr:`HeldOut.scored`.
     """
     users = len(interactions.users)
     if held_out_users < 1 or 2 * held_out_users >= users:
@@ -77,13 +78,13 @@ def split_users(interactions: Interactions, held_out_users: int, seed: int = SEE
 
 
 def fold_in(interactions: Interactions, seed: int = SEED) -> HeldOut:
-    """Hold out a fifth of the items of every user with at least five."""
+    """Hold out a fifth of the items of every user with at least five items."""
     random = np.random.RandomState(seed)
     rows = interactions.rows
     out = np.zeros(rows.nnz, bool)
     for start, end in zip(rows.indptr[:-1].tolist(), rows.indptr[1:].tolist(), strict=True):
-        if (n := end - start) >= FEWEST:
-            out[start + random.choice(n, int(SHARE * n), replace=False)] = True
+        if (n := end - start) >= MIN_ITEMS:
+            out[start + random.choice(n, int(HELD_OUT_SHARE * n), replace=False)] = True
     return HeldOut(_masked(rows, ~out), _masked(rows, out), interactions.users)
 
 

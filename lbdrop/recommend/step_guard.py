@@ -1,14 +1,12 @@
-"""The first step whose loss or gradient is no number: noted on the device, and from then on no parameter changes.
+"""Finds the first step with a NaN or infinite loss or gradient, and keeps the optimiser from changing parameters after it.
 
-A fused optimiser leaves all parameters alone while a flag on the device says so (what a gradient scaler uses, too). The flag
-goes up with the first loss or gradient that is NaN or infinite and stays up, and the numbers of that step stay beside it.
-So nothing has to wait for the device at any step, recorded graphs included, and yet the step is known and the model is
-as it was before it.
+A fused optimiser skips its update while a flag on the device is set; gradient scalers use the same flag. The first loss or
+gradient that is NaN or infinite sets the flag, and it stays set. The numbers of that step are kept beside it. So no step waits
+for the device, recorded graphs included, and the model stays as it was before the bad step.
 
-On a GPU the gradients of biases, norms and rates stand for all: what is no number in a backward pass goes on to the bias of
-every layer it reaches, and to read the large tables at every step takes time (LOG.md). What spoils a table alone, as
-a product that overflows would, has changed it; it is found in the next loss that the table takes part in, and at the end of
-the epoch at the latest.
+On a GPU only the gradients of biases, norms and rates are checked. A NaN in a backward pass reaches the bias of every layer on
+its way, and reading the large tables at every step takes time (LOG.md). A NaN in a table alone, as from a product that
+overflows, does change the table. The next loss that uses the table finds it, at the latest the end of the epoch.
 """
 
 import math
@@ -23,29 +21,29 @@ from lbdrop.guards.diagnosis import nonfinite_parameters
 from lbdrop.guards.finite import Answer
 from lbdrop.recommend.vae import VAE, Losses
 
-__all__ = ["StepWatch"]
+__all__ = ["StepGuard"]
 
 
-class StepWatch:
-    """Watches the steps of one epoch after another.
+class StepGuard:
+    """Checks the steps of one epoch after another.
 
     Args:
-        model: whose parameters are trained.
+        model: with the parameters that are trained.
         optimizer: a fused one.
         device: where the steps run.
-        tables: whether to look at the gradients of tables too, of two axes, at every step; on a CPU unless told.
+        tables: check the gradients of tables, of two axes, at every step too; the default is to do so on a CPU only.
     """
 
     def __init__(self, model: VAE, optimizer: torch.optim.Optimizer, device: torch.device, tables: bool | None = None):
         self.model, self.optimizer, self.epoch = model, optimizer, 0
         self.tables = device.type != "cuda" if tables is None else tables
-        self.watched = [p for g in optimizer.param_groups for p in g["params"] if self.tables or p.dim() <= 1]
-        self.broken, self.whole = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
-        self.nothing, self.one = torch.zeros((), device=device), torch.ones((), device=device)
-        # Whether an earlier step was broken; 1; loss, nll, kl, mask_kl; the largest gradient of each parameter that is watched.
-        # Sums that were spoiled once stay so; the first two count the steps after the broken one, and all.
-        self.numbers, self.sums = (torch.zeros(6 + len(self.watched), device=device) for _ in range(2))
-        self.asked: Answer | None = None
+        self.checked = [p for g in optimizer.param_groups for p in g["params"] if self.tables or p.dim() <= 1]
+        self.broken, self.all_finite = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+        self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        # Whether an earlier step was bad; 1; loss, nll, kl, mask_kl; the largest gradient of each checked parameter.
+        # A NaN in a sum stays there; the first two sums count the steps after the bad one, and all steps.
+        self.numbers, self.sums = (torch.zeros(6 + len(self.checked), device=device) for _ in range(2))
+        self.pending: Answer | None = None
         optimizer.found_inf = self.broken  # pyright: ignore[reportAttributeAccessIssue]
 
     def begin(self, epoch: int) -> None:
@@ -54,7 +52,7 @@ class StepWatch:
         self.begin_sums()
 
     def begin_sums(self) -> None:
-        """A part of an epoch whose losses are summed from here on; what is no number times 0 is none."""
+        """Restart the sums of losses; a NaN stays, because NaN × 0 is NaN."""
         self.sums[2:] *= 0
 
     @property
@@ -62,56 +60,56 @@ class StepWatch:
         """The sums of loss, nll, kl and mask_kl over the steps."""
         return self.sums[2:6]
 
-    def look(self, losses: Losses) -> None:
-        """Note a step between its backward pass and the optimiser's turn. A CPU is told at once, a GPU not waited for."""
-        # As few and small kernels as may be: a step of a small model is not much longer than they are.
-        gradients = [p.grad for p in self.watched if p.grad is not None]
+    def record(self, losses: Losses) -> None:
+        """Record a step between its backward pass and the optimiser's update; on a CPU a bad step raises at once."""
+        # As few and small kernels as possible: a step of a small model is not much longer than they are.
+        gradients = [p.grad for p in self.checked if p.grad is not None]
         norms = iter(norms_of_many(gradients, math.inf))
-        largest = [self.nothing if p.grad is None else next(norms) for p in self.watched]
+        largest = [self.zero if p.grad is None else next(norms) for p in self.checked]
         now = torch.stack([self.broken, self.one, *(each.detach().float() for each in (*losses, *largest))])
-        torch.where(self.whole, now, self.numbers, out=self.numbers)
+        torch.where(self.all_finite, now, self.numbers, out=self.numbers)
         self.sums += now
-        torch.lt(torch.linalg.vector_norm(self.sums, math.inf), math.inf, out=self.whole)
-        torch.logical_not(self.whole, out=self.broken)
-        if not self.broken.is_cuda and self.broken.numpy() > 0:  # memory of the host: nothing to wait for
-            self.refuse()
+        torch.lt(torch.linalg.vector_norm(self.sums, math.inf), math.inf, out=self.all_finite)
+        torch.logical_not(self.all_finite, out=self.broken)
+        if not self.broken.is_cuda and self.broken.numpy() > 0:  # in memory of the host: nothing to wait for
+            self.raise_if_broken()
 
-    def ask(self) -> None:
-        """Now and then: whether all is well so far, without a wait for the answer."""
-        if self.asked is not None and self.asked.ready:
-            if not self.asked.read():
-                self.refuse()
-            self.asked = None
-        if self.asked is None:
-            self.asked = Answer(self.broken == 0)
+    def poll(self) -> None:
+        """Raise if an earlier answer of the device says that a step was bad, and ask again; never waits."""
+        if self.pending is not None and self.pending.ready:
+            if not self.pending.read():
+                self.raise_if_broken()
+            self.pending = None
+        if self.pending is None:
+            self.pending = Answer(self.broken == 0)
 
     def end(self) -> None:
-        """Of an epoch: the error, if anything was spoiled in it; waits for the device."""
-        self.refuse()
+        """Raise if anything in the epoch was NaN or infinite; waits for the device."""
+        self.raise_if_broken()
         if not self.tables and (bad := nonfinite_parameters(self.model)):
             raise DropoutError(
                 f"training: want finite numbers, got NaN or infinity in {', '.join(bad[:4])} after epoch {self.epoch}, though"
-                f" all losses were finite. Lower the learning rates (now {self._rates()}), and train"
+                f" all losses were finite. Lower the learning rates (now {self._learning_rates()}), and train"
                 " from the epoch before"
             )
 
-    def refuse(self) -> None:
-        """The error, if there was such a step; waits for the device."""
+    def raise_if_broken(self) -> None:
+        """Raise if there was a bad step; waits for the device."""
         _, _, loss, nll, kl, mask_kl, *_ = self.numbers.tolist()
         if not float(self.broken):
             return
         step = float(self.sums[1] - self.sums[0])
-        gradient = float(self.numbers[6:].max())  # NaN is the largest there is
-        what = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
+        gradient = float(self.numbers[6:].max())  # max treats NaN as the largest
+        reason = f"gradient is {gradient}" if all(map(math.isfinite, (loss, nll, kl, mask_kl))) else f"loss is {loss}"
         bad = nonfinite_parameters(self.model)
         where = f"not finite before it: {', '.join(bad[:4])}" if bad else self._bad_gradients()
         raise DropoutError(
-            f"training: want finite numbers, got a step whose {what} (nll {nll:g}, kl {kl:g}, mask KL {mask_kl:g}): step"
+            f"training: want finite numbers, got a step whose {reason} (nll {nll:g}, kl {kl:g}, mask KL {mask_kl:g}): step"
             f" {step:.0f} of epoch {self.epoch}{'; ' + where if where else ''}. No parameter has been changed by it; lower the"
-            f" learning rates (now {self._rates()})"
+            f" learning rates (now {self._learning_rates()})"
         )
 
-    def _rates(self) -> str:
+    def _learning_rates(self) -> str:
         return ", ".join(f"{group.get('name', 'parameters')} {group['lr']:g}" for group in self.optimizer.param_groups)
 
     def _bad_gradients(self) -> str:

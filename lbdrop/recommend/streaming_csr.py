@@ -1,12 +1,12 @@
-r"""Interactions that are too many for memory, from a lazy frame to a row-compressed matrix on the disk.
+r"""A lazy frame of interactions, perhaps larger than the memory, as a row-compressed matrix on the disk.
 
-    1. survey   one pass of polars' streaming engine: what is wrong, how many rows each user has, which items there are
-    2. spill    ids become numbers, rows go to a part of the disk for every few million of them, users together
-    3. compress a part at a time: pairs once, sorted, as :meth:`lbdrop.recommend.interactions.Interactions.from_frame` has them
-    4. filter   items, then users, from what was written; then a single safetensors file
+    1. survey   one pass of polars' streaming engine: errors, rows of each user, ids of items
+    2. spill    ids become indices, and rows go to files of a few million rows each, a user's rows to one file
+    3. compress one part at a time: each pair once, sorted, as in :class:`lbdrop.recommend.interactions.Interactions`
+    4. filter   items, then users; then write a single safetensors file
 
-Memory holds the ids, a few numbers for each of them, and one part: it follows users and items, not rows. The result is what
-``from_frame`` makes of the same rows in the same order, to the last bit.
+Memory holds the ids, a few numbers for each id, and one part: it grows with users and items, not with rows. The result has the
+same bits as ``Interactions.from_frame`` of the same rows in the same order.
 """
 
 import json
@@ -35,31 +35,32 @@ from lbdrop.recommend.interactions import check_filters, compress, no_interactio
 
 __all__ = ["Compressed", "Survey", "compress_rows", "survey"]
 
-ROWS = 1_000_000
-"""Rows taken from polars at once."""
-PART = 8_000_000
-"""Rows of a part, which is sorted in memory; a user who has more is a part alone."""
+ROWS_PER_BATCH = 1_000_000
+"""Rows that polars returns at a time."""
+ROWS_PER_PART = 8_000_000
+"""Rows of a part, which is sorted in memory; a user with more rows is a part of their own."""
 
 Progress = Callable[[int, int], None]
+"""Called with the work done so far and the work in all."""
 
 
 class Survey(NamedTuple):
-    """What one pass over all rows told."""
+    """The result of one pass over all rows."""
 
     frame: pl.LazyFrame
-    """user_id, item_id and perhaps weight, of likes alone."""
+    """user_id, item_id and perhaps weight of the likes."""
     binary: bool
-    """Whether pairs are 1, or the sum of their weights."""
+    """Whether pairs have weight 1, or the sum of their weights."""
     rows: int
-    """Rows of the frame, before any rule."""
+    """Rows of the frame, before any filter."""
     users: pl.Series
     likes: Int64[np.ndarray, "users"]
-    """Rows of each user, duplicates too."""
+    """Rows of each user, with duplicates."""
     items: pl.Series
 
 
 class Compressed(NamedTuple):
-    """What :func:`compress_rows` wrote."""
+    """The result of :func:`compress_rows`."""
 
     users: pl.Series
     items: pl.Series
@@ -73,26 +74,26 @@ def compress_rows(
 
     Args:
         found: from :func:`survey`.
-        path: the file; parts of it are beside it while it is made.
+        path: the file; temporary parts are written beside it.
         min_user_items: leave out users with fewer distinct items, after the items' filter.
         min_item_users: leave out items with fewer distinct users.
-        progress: called with the rows spilled so far and those to spill.
+        progress: called with the rows spilled so far and the rows in all.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as beside:
-        place = Path(beside)
-        bounds = _bounds(found.likes, PART)
-        _spill(found, bounds, place, progress or (lambda done, total: None))
-        files = _Files(place, "whole", values=not found.binary)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as temporary:
+        folder = Path(temporary)
+        bounds = _bounds(found.likes, ROWS_PER_PART)
+        _spill(found, bounds, folder, progress or (lambda done, total: None))
+        files = _Files(folder, "all", values=not found.binary)
         counts = np.zeros(len(found.users), np.int64)
         for number, (first, last) in enumerate(pairwise(bounds)):
-            counts[first:last] = _compress_part(place / f"{number}.part", last - first, len(found.items), files)
+            counts[first:last] = _compress_part(folder / f"{number}.part", last - first, len(found.items), files)
         if not counts.any():
             raise DropoutError(f"weight: want at least one above 0, got {found.rows:,} rows of 0")
         users, items = found.users, found.items
         if min_user_items > 0 or min_item_users > 0:
             kept = _Kept.of(files, counts, len(items), min_user_items, min_item_users)
             check_filters(int(kept.counts.sum()), len(users), len(items), min_user_items, min_item_users)
-            files, counts = kept.write(files, counts, _Files(place, "kept", values=not found.binary)), kept.counts
+            files, counts = kept.write(files, counts, _Files(folder, "kept", values=not found.binary)), kept.counts
             users, items = users.filter(pl.Series(kept.users)), items.filter(pl.Series(kept.items))
         indptr = np.concatenate([[0], np.cumsum(counts)])
         _write_arrays(path, indptr, files.indices, files.values)
@@ -105,27 +106,27 @@ def compress_rows(
 def survey(frame: pl.LazyFrame, at_least: float | None, user: str, item: str, weight: str | None) -> Survey:
     """Check every row as :meth:`~lbdrop.recommend.interactions.Interactions.from_frame` does, with its arguments, and count."""
     schema = frame.collect_schema()
-    given = name_columns(schema.names(), user, item, weight)
+    names = name_columns(schema.names(), user, item, weight)
     for name in ("user_id", "item_id"):
-        check_ids(schema[given[name]], given[name])
-    weighted = "weight" in given
+        check_ids(schema[names[name]], names[name])
+    weighted = "weight" in names
     if weighted:
-        check_weights(schema[given["weight"]], given["weight"])
+        check_weights(schema[names["weight"]], names["weight"])
     if at_least is not None and not weighted:
         raise DropoutError(f"at_least: want a column {weight!r} to compare with {at_least:g}, got a frame without it")
-    named = frame.select(pl.col(column).alias(name) for name, column in given.items())
-    # Categories are counted as their text, which is what they mean in every file.
-    texts = [name for name in ("user_id", "item_id") if schema[given[name]] in (pl.Categorical, pl.Enum)]
+    named = frame.select(pl.col(column).alias(name) for name, column in names.items())
+    # As text, because the codes of categories differ between files.
+    texts = [name for name in ("user_id", "item_id") if schema[names[name]] in (pl.Categorical, pl.Enum)]
     named = named.with_columns(pl.col(texts).cast(pl.String)) if texts else named
     w = pl.col("weight")
-    fractions = weighted and schema[given["weight"]].is_float()
-    missing = {name: pl.col(name).is_null().sum() for name in given}
+    fractions = weighted and schema[names["weight"]].is_float()
+    missing = {name: pl.col(name).is_null().sum() for name in names}
     if fractions:
         missing["weight"] = missing["weight"] + w.is_nan().sum()
     checks = {"rows": pl.len(), **missing, "infinite": w.is_infinite().sum() if fractions else pl.lit(0)}
     binary = at_least is not None or not weighted
     if not binary:
-        signed = schema[given["weight"]] != pl.Boolean
+        signed = schema[names["weight"]] != pl.Boolean
         checks |= {"negative": (w < 0).sum() if signed else pl.lit(0), "largest": w.max()}
     liked = named if at_least is None else named.filter(w >= at_least)
     counted, users, items = pl.collect_all(
@@ -137,9 +138,9 @@ def survey(frame: pl.LazyFrame, at_least: float | None, user: str, item: str, we
         engine="streaming",
     )
     sums = counted.row(0, named=True)
-    for name, column in given.items():
+    for name, column in names.items():
         check_missing(sums[name], sums["rows"], column)
-    check_infinite(sums["infinite"], sums["rows"], given.get("weight", ""))
+    check_infinite(sums["infinite"], sums["rows"], names.get("weight", ""))
     if not len(users):
         raise no_interactions(sums["rows"], at_least)
     if not binary:
@@ -152,11 +153,11 @@ def survey(frame: pl.LazyFrame, at_least: float | None, user: str, item: str, we
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
-def _bounds(counts: Int64[np.ndarray, "users"], most: int) -> list[int]:
-    """Where to cut the users so that each piece has about ``most`` entries, or is one user."""
+def _bounds(counts: Int64[np.ndarray, "users"], limit: int) -> list[int]:
+    """Where to cut the users so that each piece has about ``limit`` entries, or is one user."""
     ends, bounds = np.concatenate([[0], np.cumsum(counts)]), [0]
     while bounds[-1] < len(counts):
-        last = int(np.searchsorted(ends, ends[bounds[-1]] + most, side="right")) - 1
+        last = int(np.searchsorted(ends, ends[bounds[-1]] + limit, side="right")) - 1
         bounds.append(min(max(last, bounds[-1] + 1), len(counts)))
     return bounds
 
@@ -165,13 +166,13 @@ def _record(values: bool) -> np.dtype:
     return np.dtype([("line", "i4"), ("column", "i4"), *([("weight", "f4")] if values else [])])
 
 
-def _spill(found: Survey, bounds: list[int], place: Path, progress: Progress) -> None:
-    """Every row as numbers to the file of its user's part, in the order of the frame."""
+def _spill(found: Survey, bounds: list[int], folder: Path, progress: Progress) -> None:
+    """Write every row as indices to the file of its user's part, in the order of the frame."""
     inner, done, total = np.array(bounds[1:-1]), 0, int(found.likes.sum())
     first = np.array(bounds)
     for number in range(len(bounds) - 1):
-        (place / f"{number}.part").touch()
-    for batch in found.frame.collect_batches(chunk_size=ROWS, maintain_order=True, engine="streaming"):
+        (folder / f"{number}.part").touch()
+    for batch in found.frame.collect_batches(chunk_size=ROWS_PER_BATCH, maintain_order=True, engine="streaming"):
         records = np.empty(len(batch), _record(not found.binary))
         line = positions(batch["user_id"], found.users, "user_id")
         part = np.searchsorted(inner, line, side="right").astype(np.uint16)
@@ -182,18 +183,18 @@ def _spill(found: Survey, bounds: list[int], place: Path, progress: Progress) ->
         order = np.argsort(part, kind="stable")
         ends = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=len(bounds) - 1))])
         for number in np.flatnonzero(np.diff(ends)):
-            with (place / f"{number}.part").open("ab") as file:
+            with (folder / f"{number}.part").open("ab") as file:
                 records[order[ends[number] : ends[number + 1]]].tofile(file)
         done += len(batch)
         progress(done, total)
 
 
 class _Files:
-    """The entries of a matrix in order of its rows: a file of columns and, unless all are 1, one of values."""
+    """The entries of a matrix in the order of its rows: a file of columns and, unless all are 1, a file of values."""
 
-    def __init__(self, place: Path, name: str, values: bool):
-        self.indices = place / f"{name}.indices"
-        self.values = place / f"{name}.values" if values else None
+    def __init__(self, folder: Path, name: str, values: bool):
+        self.indices = folder / f"{name}.indices"
+        self.values = folder / f"{name}.values" if values else None
         for path in (self.indices, self.values):
             if path is not None:
                 path.touch()
@@ -207,7 +208,7 @@ class _Files:
 
     def pieces(self, counts: Int64[np.ndarray, "users"]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """First and last user of a piece, its columns and values."""
-        bounds = _bounds(counts, PART)
+        bounds = _bounds(counts, ROWS_PER_PART)
         with self.indices.open("rb") as columns, (self.values or self.indices).open("rb") as values:
             for first, last in pairwise(bounds):
                 n = int(counts[first:last].sum())
@@ -229,28 +230,28 @@ def _compress_part(path: Path, users: int, items: int, files: _Files) -> Int64[n
 
 
 class _Kept(NamedTuple):
-    """Who stays: items with enough users, users with enough of these items, items that still have a user."""
+    """What the filters keep: items with enough users, users with enough of these items, items that still have a user."""
 
     users: Bool[np.ndarray, "users"]
     items: Bool[np.ndarray, "items"]
     counts: Int64[np.ndarray, "kept"]
-    """Entries of each user who stays."""
+    """Entries of each user who is kept."""
 
     @classmethod
     def of(cls, files: _Files, counts: np.ndarray, items: int, min_user_items: int, min_item_users: int) -> "_Kept":
-        wanted = _popularity(files, counts, items) >= min_item_users
-        left = np.zeros_like(counts)
+        enough_users = _popularity(files, counts, items) >= min_item_users
+        remaining = np.zeros_like(counts)
         for first, last, columns, _ in files.pieces(counts):
-            left[first:last] = _per_user(wanted[columns], counts[first:last])
-        users = left >= max(min_user_items, 1)
-        return cls(users, wanted & (_popularity(files, counts, items, users) > 0), left[users])
+            remaining[first:last] = _per_user(enough_users[columns], counts[first:last])
+        users = remaining >= max(min_user_items, 1)
+        return cls(users, enough_users & (_popularity(files, counts, items, users) > 0), remaining[users])
 
     def write(self, files: _Files, counts: np.ndarray, out: _Files) -> _Files:
-        """What stays, with the columns' new numbers."""
-        number = np.cumsum(self.items) - 1
+        """Write the kept entries, with new indices of columns."""
+        index = np.cumsum(self.items) - 1
         for first, last, columns, values in files.pieces(counts):
-            stays = np.repeat(self.users[first:last], counts[first:last]) & self.items[columns]
-            out.append(number[columns[stays]], values[stays])
+            kept = np.repeat(self.users[first:last], counts[first:last]) & self.items[columns]
+            out.append(index[columns[kept]], values[kept])
         return out
 
 
@@ -271,9 +272,9 @@ def _per_user(flags: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _write_arrays(path: Path, indptr: Int64[np.ndarray, "n"], indices: Path, values: Path | None) -> None:
-    """One safetensors file of an array in memory and raw ones on the disk, which are copied and never read whole."""
+    """One safetensors file of an array in memory and raw files, which are copied in pieces."""
     parts = {"indptr": ("I64", len(indptr), indptr.nbytes)}
-    # The widest first, so that every array starts where its numbers may.
+    # Larger types first, so that every array is aligned.
     for name, kind, file in (("values", "F32", values), ("indices", "I32", indices)):
         if file is not None:
             size = file.stat().st_size

@@ -1,7 +1,7 @@
-"""Training a recommender: epochs of the loop, validation after each, the best weights kept, and a run that can go on.
+"""Training a recommender: epochs, validation after each, the best weights, and a run that can resume.
 
-NDCG@100 on held-out users decides which weights are best and when to stop; with it stands the weight β of the KL that was
-reached. States are kept by :mod:`lbdrop.recommend.checkpoints`, epochs run by :mod:`lbdrop.recommend.loop`.
+NDCG@100 on held-out users decides which weights are best and when to stop. The record of the best epoch also has the weight β
+of the KL. States are saved by :mod:`lbdrop.recommend.checkpoints`, epochs run by :mod:`lbdrop.recommend.loop`.
 
 Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
 """
@@ -29,19 +29,19 @@ from lbdrop.recommend.vae import VAE
 
 __all__ = ["History", "Interrupted", "fit"]
 
-MEASURE = "ndcg@100"
+VALIDATION_MEASURE = "ndcg@100"
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; its message says what is left and how to go on."""
+    """Ctrl-C during training; the message says what was saved and how to continue."""
 
 
 @dataclass
 class History:
-    """What happened, epoch by epoch."""
+    """The records of the epochs."""
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    """Of each: number from 1, seconds, loss and its parts, beta, mean keep rate, measures on validation users."""
+    """For each: number from 1, seconds, loss and its parts, beta, mean keep rate, measures on validation users."""
     best: int | None = None
     """The number of the epoch with the best validation NDCG@100, whose weights the model has; None without validation."""
     stopped: bool = False
@@ -54,8 +54,8 @@ class History:
 
     @property
     def best_measure(self) -> float:
-        """The best validation NDCG@100; −∞ before there is one."""
-        return -math.inf if self.best_epoch is None else self.best_epoch["validation"][MEASURE]
+        """The best validation NDCG@100; −∞ before the first validation."""
+        return -math.inf if self.best_epoch is None else self.best_epoch["validation"][VALIDATION_MEASURE]
 
 
 def fit(
@@ -77,39 +77,39 @@ def fit(
     resident: Resident = "auto",
     progress: bool = True,
 ) -> History:
-    """Train ``model`` in place, leave it with its best weights, and return what happened.
+    """Train ``model`` in place, leave it with its best weights, and return the records of the epochs.
 
     Args:
-        model: the model; it stays where training put it.
+        model: the model; it stays on the device of training.
         train: training rows, a scipy matrix (users, items), or :class:`Rows` on the device already.
-        validation: held-out users; without them the last weights are the result.
-        settings: the model's own unless told; ``epochs``, ``batch`` and the learning rates are read here.
-        device: a GPU if there is one.
+        validation: held-out users; without them the last weights are kept.
+        settings: the default is the model's; ``epochs``, ``batch`` and the learning rates are read here.
+        device: the default is a GPU, if there is one.
         seed: draws the order of users, masks and noise; the same seed gives the same run, bit for bit on a CPU.
-        checkpoints: folder for the state after each epoch; a run found there is taken up where it stopped.
+        checkpoints: folder for the state after each epoch; a run found there continues where it stopped.
         checkpoint_every: epochs between states.
-        identity: what else must be the same for a run to be taken up: that of its data, say.
+        identity: more that must be the same to continue a run, such as a fingerprint of the data.
         validate_every: epochs between validations; the last one is always validated.
         validation_samples: masks to average in validation; 0 runs the model once, without masks.
         patience: stop after so many validations without a better one; ``None`` never.
         held_out_every: with self-tuned rates, steps between those that see a batch of validation users.
-        precision: Fabric's; bf16-mixed on a GPU and 32-true elsewhere unless told.
-        resident: where a matrix of training rows lives: "device", "host" (batches are copied as they are needed), or, with
-            "auto", on the host if the device has too little room for it.
+        precision: Fabric's; the default is bf16-mixed on a GPU and 32-true elsewhere.
+        resident: where a matrix of training rows is: "device", "host" (batches are copied when needed), or "auto": the
+            host if the device has too little memory.
         progress: show a bar.
     """
     s = settings or model.settings
     fabric = launch(device, precision, uneven=bool(s.alternate) or s.rule == "self-tuning")
     model.to(fabric.device)
     rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
-    held = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
-    _check(model, rows, held, s, validate_every, held_out_every)
-    run = Loop(model, rows, s, fabric, held=held, seed=seed, held_out_every=held_out_every)
+    held_out = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
+    _check(model, rows, held_out, s, validate_every, held_out_every)
+    run = Loop(model, rows, s, fabric, held_out=held_out, seed=seed, held_out_every=held_out_every)
     history, best = History(), None
     identity = {"settings": {k: v for k, v in asdict(s).items() if k != "epochs"}, "seed": seed,
                 "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}, **(identity or {})}  # fmt: skip
-    if checkpoints is not None and (found := states.load(checkpoints, model, run.optimizer, identity)) is not None:
-        record, best = found
+    if checkpoints is not None and (saved := states.load(checkpoints, model, run.optimizer, identity)) is not None:
+        record, best = saved
         history, run.step = History(record["epochs"], record["best"], record["stopped"]), record["step"]
     if checkpoints is not None:
         processes.check_agreement(len(history.epochs), checkpoints, fabric.device)
@@ -118,73 +118,75 @@ def fit(
             while len(history.epochs) < s.epochs and not history.stopped:
                 number = len(history.epochs) + 1
                 entry = run.epoch(number, partial(advance, history, number))
-                if held is not None and (number % validate_every == 0 or number == s.epochs):
-                    entry["validation"], entry["validation_seconds"] = _validate(model, held, validation_samples, seed)
+                if held_out is not None and (number % validate_every == 0 or number == s.epochs):
+                    entry["validation"], entry["validation_seconds"] = _validate(
+                        model, held_out, validation_samples, seed
+                    )
                 history.epochs.append(entry)
-                if entry["validation"] is not None and entry["validation"][MEASURE] > history.best_measure:
+                if entry["validation"] is not None and entry["validation"][VALIDATION_MEASURE] > history.best_measure:
                     history.best = number
                     best = {name: value.detach().clone() for name, value in model.state_dict().items()}
                 advance(history, number, 1.0)
-                history.stopped = patience is not None and _waited(history) >= patience
+                history.stopped = patience is not None and _validations_since_best(history) >= patience
                 due = number % checkpoint_every == 0 or number == s.epochs or history.stopped
                 if checkpoints is not None and due and fabric.is_global_zero:
                     record = asdict(history) | {"step": run.step, "identity": identity}
                     kept = None if history.best is None or best is None else (history.best, best)
                     states.save(checkpoints, number, model, run.optimizer, record, kept)
         except KeyboardInterrupt:
-            raise Interrupted(_where_it_stopped(history, checkpoints)) from None
+            raise Interrupted(_interrupted_message(history, checkpoints)) from None
     if best is not None:
         model.load_state_dict(best)
-    fabric.barrier()  # no process goes on before the state is written
+    fabric.barrier()  # no process continues before the state is written
     return history
 
 
-def _validate(model: VAE, held: HeldOutRows, samples: int, seed: int) -> tuple[dict[str, float], float]:
+def _validate(model: VAE, held_out: HeldOutRows, samples: int, seed: int) -> tuple[dict[str, float], float]:
     start = time.perf_counter()
-    generator = torch.Generator(held.fold_in.device).manual_seed(seed) if samples else None
-    report = evaluate(partial(model.scores, samples=samples, generator=generator), held, shared=True)
+    generator = torch.Generator(held_out.fold_in.device).manual_seed(seed) if samples else None
+    report = evaluate(partial(model.scores, samples=samples, generator=generator), held_out, shared=True)
     return report.mean, time.perf_counter() - start
 
 
-def _waited(history: History) -> int:
+def _validations_since_best(history: History) -> int:
     """Validations since the best one."""
     return sum(e["validation"] is not None for e in history.epochs[history.best or 0 :])
 
 
 def _check(
-    model: VAE, rows: Rows, held: HeldOutRows | None, s: Settings, validate_every: int, held_out_every: int
+    model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, validate_every: int, held_out_every: int
 ) -> None:
     if not rows.users or not rows.entries:
         raise DropoutError(f"train: want users with items, got {rows.users} users and {rows.entries} interactions")
     if rows.items != model.items:
         raise DropoutError(f"train: want the model's {model.items} items, got {rows.items} columns")
-    if held is not None and held.fold_in.items != model.items:
+    if held_out is not None and held_out.fold_in.items != model.items:
         raise DropoutError(
-            f"validation: want the model's {model.items} items, got {held.fold_in.items} columns; split_users gives all"
+            f"validation: want the model's {model.items} items, got {held_out.fold_in.items} columns; split_users gives all"
             " parts the same columns"
         )
-    if s.rule == "self-tuning" and (held is None or not held.held_out.entries):
+    if s.rule == "self-tuning" and (held_out is None or not held_out.held_out.entries):
         raise DropoutError("rule='self-tuning': want validation users with held-out items, got none; rates follow them")
     if validate_every < 1 or held_out_every < 1:
         raise DropoutError(f"validate_every, held_out_every: want at least 1, got {validate_every}, {held_out_every}")
 
 
-def _where_it_stopped(history: History, checkpoints: Path | None) -> str:
+def _interrupted_message(history: History, checkpoints: Path | None) -> str:
     done = len(history.epochs)
     if checkpoints is None:
-        go_on = "pass checkpoints=<folder> to fit to be able to go on"
-        return f"stopped in epoch {done + 1}; nothing is kept: {go_on}"
-    if (kept := states.newest(checkpoints)) is None:
-        return f"stopped in epoch {done + 1}, before the first state was kept in {checkpoints}"
-    return f"stopped in epoch {done + 1}; {checkpoints} holds epoch {states.number(kept)}: the same call goes on from there"
+        next_step = "pass checkpoints=<folder> to fit to be able to go on"
+        return f"stopped in epoch {done + 1}; nothing was saved: {next_step}"
+    if (state := states.newest(checkpoints)) is None:
+        return f"stopped in epoch {done + 1}, before the first state was saved in {checkpoints}"
+    return f"stopped in epoch {done + 1}; {checkpoints} holds epoch {states.number(state)}: the same call goes on from there"
 
 
 class _bar:
-    """A bar over epochs with the last loss and the best validation; nothing at all unless asked for."""
+    """A bar over epochs with the last loss and the best validation; invisible unless asked for."""
 
-    def __init__(self, epochs: int, done: int, shown: bool):
+    def __init__(self, epochs: int, done: int, visible: bool):
         columns = ("epoch", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-        self.progress = Progress(*columns, disable=not shown)
+        self.progress = Progress(*columns, disable=not visible)
         self.task = self.progress.add_task("", total=epochs, completed=done, note="")
 
     def __enter__(self) -> Callable[[History, int, float], None]:
@@ -194,7 +196,7 @@ class _bar:
     def advance(self, history: History, number: int, share: float) -> None:
         note = f"loss {history.epochs[-1]['loss']:,.2f}" if history.epochs else ""
         if history.best is not None:
-            note += f", best {MEASURE} {history.best_measure:.4f} in epoch {history.best}"
+            note += f", best {VALIDATION_MEASURE} {history.best_measure:.4f} in epoch {history.best}"
         self.progress.update(self.task, completed=number - 1 + share, note=note)
 
     def __exit__(self, *error: object) -> None:

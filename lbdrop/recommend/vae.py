@@ -25,7 +25,7 @@ from lbdrop.recommend.chunked_loss import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.latent import Latent
 from lbdrop.recommend.latent_priors import Density
 from lbdrop.recommend.likelihoods import logistic_nll, multinomial_nll
-from lbdrop.recommend.networks import Decoder, Encoder, aligned
+from lbdrop.recommend.networks import Decoder, Encoder, aligned_width
 from lbdrop.recommend.row_masks import RowMasks, row_values
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
@@ -34,7 +34,7 @@ __all__ = ["VAE", "Losses"]
 
 
 class Losses(NamedTuple):
-    """One step's losses, each a mean over users; ``total`` has the gradients of weights and rates."""
+    """One step's losses, each a mean over users; ``total`` gives the gradients of weights and rates."""
 
     total: Float[Tensor, ""]
     nll: Float[Tensor, ""]
@@ -50,7 +50,7 @@ class VAE(nn.Module):
     Args:
         items: items of the catalogue.
         settings: what the model is; see :data:`lbdrop.recommend.settings.METHODS`.
-        users: training users, where each has a vector (CDAE).
+        users: training users, if each has a vector (CDAE).
 
     Example:
         >>> from scipy.sparse import csr_array
@@ -77,7 +77,7 @@ class VAE(nn.Module):
         self.latent = Latent(items, settings, self.encoder)
         self.decoder = Decoder(items, settings)
         self.dropping = settings.dropout != "none"
-        # In a tensor, so that recorded steps see it change.
+        # A tensor, so that recorded steps read its current value.
         self.register_buffer("offset_scale", torch.tensor(settings.offset_scale), persistent=False)
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -87,7 +87,7 @@ class VAE(nn.Module):
 
         Args:
             batch: training rows.
-            beta: weight of the latent's KL; the settings' ``gamma`` takes its place where given.
+            beta: weight of the latent's KL; the settings' ``gamma`` replaces it, if set.
             generator: draws masks, latent noise and offsets.
         """
         s = self.settings
@@ -112,7 +112,7 @@ class VAE(nn.Module):
             total = batch.mean(per_user.mean(0) if s.both else per_user[0])
             f = per_user.detach().index_select(1, batch.user)[:, None]
             each = disarm(pair.z, keep[None], f) if s.estimator == "disarm" else arm(pair.uniforms, f)
-            # Its value is 0, its gradient the estimate.
+            # The value is 0, the gradient is the estimate.
             total = total + ((logits - logits.detach()) * batch.per_entry(each.sum(0))).sum()
         else:
             if logits is not None:
@@ -154,7 +154,7 @@ class VAE(nn.Module):
             out, hidden = self.decoder.out, self.decoder.hidden(eta, offsets)
             last = (out.weight.detach(), out.bias.detach()) if frozen else (out.weight, out.bias)
             return chunked_multinomial_nll(hidden, *last, batch, chunk)
-        width = aligned(self.items) if eta.is_cuda else self.items
+        width = aligned_width(self.items) if eta.is_cuda else self.items
         return self.nll(self.decoder(eta, offsets, width), batch)
 
     def held_out_loss(
@@ -175,9 +175,9 @@ class VAE(nn.Module):
             nll = self.decoded_nll(self.code(fold_in, offsets=offsets), held_out, offsets, frozen=True)
             real = torch.ones_like(held_out.counts) if held_out.share is None else (held_out.share > 0).to(nll.dtype)
             loss = (nll * real).sum() / (held_out.counts * real).sum().clamp(min=1)
-            # Asked for the shift alone, autograd computes no gradient of any weight.
+            # SelectedUsers for the shift alone, autograd computes no gradient of any weight.
             (slope,) = torch.autograd.grad(loss, shift)
-        # The response knows a shift of all rates together, so each logit has the whole gradient.
+        # The response is to a shift of all rates together, so each logit gets the whole gradient.
         return loss.detach() + ((logit - logit.detach()) * slope.sum()).sum()
 
     def train_only(self, part: Literal["both", "encoder", "decoder"]) -> None:
@@ -190,11 +190,11 @@ class VAE(nn.Module):
         self.dropping = self.settings.dropout != "none" and part != "decoder"
 
     def end_of_epoch(self) -> None:
-        """What changes between epochs: the composite prior takes the encoder as it is now."""
+        """Update between epochs: the composite prior copies the current encoder."""
         self.latent.prior.end_of_epoch(self.encoder)
 
     def parameter_groups(self, lr: float, rate_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """For an optimiser: weight matrices, which decay; biases and the like, which do not; the rates."""
+        """For an optimiser: weight matrices with decay; biases and similar without; the rates."""
         matrices = self._matrices()
         rates = list(self.masks.parameters())
         taken = {id(p) for p in (*matrices, *rates)}
@@ -215,7 +215,7 @@ class VAE(nn.Module):
         offsets: Float[Tensor, "users 1"] | None = None,
         known_users: bool = False,
     ) -> Float[Tensor, "users items"]:
-        """A logit for every item at the mean latent vector; the row as it is, or other values at its entries."""
+        """A logit for every item at the mean latent vector, for the row itself or for other values at its entries."""
         return self.decoder(self.code(batch, values, offsets, known_users), offsets)
 
     def code(
@@ -241,7 +241,7 @@ class VAE(nn.Module):
     ) -> Float[Tensor, "users items"]:
         """Log probabilities of the items, averaged as probabilities over ``samples`` masks; 0 runs without masks.
 
-        The settings' number of masks unless told.
+        The default is the settings' number of masks.
         """
         samples = self.settings.samples if samples is None else samples
         if samples < 0:
@@ -269,7 +269,7 @@ class VAE(nn.Module):
 
     @property
     def item_vectors(self) -> Float[Tensor, "items width"]:
-        """What the decoder knows of each item: its row of the output layer."""
+        """Each item's row of the decoder's output layer."""
         return self.decoder.out.weight
 
     # --------------------------------------------------------------------------------------------------------- pieces
@@ -299,7 +299,7 @@ class VAE(nn.Module):
         return [p for name, p in named if name.endswith("weight") and p.dim() > 1]
 
     def _frozen(self) -> set[int]:
-        """The composite prior's copy of the encoder is no parameter to train."""
+        """The composite prior's copy of the encoder is not trained."""
         return {id(p) for p in self.latent.prior.parameters()} if self.settings.prior == "composite" else set()
 
     @property

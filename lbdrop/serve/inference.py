@@ -18,7 +18,7 @@ from torch import Tensor
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend.linear import Popularity
 from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.scoring import popularity
+from lbdrop.recommend.scoring import popularity_scores
 from lbdrop.recommend.similarity import similarity
 from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
 
@@ -75,7 +75,7 @@ class InferenceEngine:
 
     def __init__(self, recommender: Recommender):
         self.model, self.scorer = recommender.model_, BatchScorer(recommender)
-        self.popularity_scores = popularity(recommender.likes_).float().to(self.scorer.device)
+        self.popularity_scores = popularity_scores(recommender.likes_).float().to(self.scorer.device)
         self.can_compare = not isinstance(recommender.model_, Popularity)
         """Whether the method can compare items."""
 

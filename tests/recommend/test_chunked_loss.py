@@ -19,7 +19,7 @@ from lbdrop.recommend import rows as rows_module
 from lbdrop.recommend.chunked_loss import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.evaluate import HeldOutRows, evaluate
 from lbdrop.recommend.likelihoods import multinomial_nll
-from lbdrop.recommend.rows import TABLE, Batch, Rows, users_at_once
+from lbdrop.recommend.rows import MAX_TABLE, Batch, Rows, users_at_once
 from lbdrop.recommend.settings import method
 from lbdrop.recommend.vae import VAE
 
@@ -162,9 +162,9 @@ def test_beyond_the_limit_no_table_with_a_row_for_each_user_is_made(monkeypatch:
     def widest(limit: int) -> int:
         """The most numbers that any tensor of a step on a GPU's path has."""
         for module in (networks, chunked_loss):
-            monkeypatch.setattr(module, "LARGE", limit)
-        monkeypatch.setattr(chunked_loss, "FEWEST", 4)
-        monkeypatch.setattr(chunked_loss, "TABLE", 24)
+            monkeypatch.setattr(module, "LARGE_CATALOGUE", limit)
+        monkeypatch.setattr(chunked_loss, "MIN_ITEMS", 4)
+        monkeypatch.setattr(chunked_loss, "MAX_TABLE", 24)
         model = VAE(30, method("vae-drop", hidden=2, latent=2))
         with Sizes() as sizes:
             model.losses(batch, 0.2).total.backward()
@@ -217,7 +217,7 @@ def test_a_million_items_train_and_score_without_a_dense_table() -> None:
     dense = 4 * 1_000_000 * 100
     # Parameters, gradients and Adam's two; the plain loss adds three dense tables, and the chunks much less than one.
     assert 3 * parameters < trained - before < 4 * parameters + dense
-    assert scored - before < 4 * parameters + 10 * 4 * TABLE  # and not a row for each of the forty
+    assert scored - before < 4 * parameters + 10 * 4 * MAX_TABLE  # and not a row for each of the forty
 
 
 def test_validation_of_a_large_catalogue_scores_no_more_users_at_once_than_fit_a_table(
@@ -225,7 +225,7 @@ def test_validation_of_a_large_catalogue_scores_no_more_users_at_once_than_fit_a
 ) -> None:
     assert users_at_once(1_000_000, 500) == 16
     assert users_at_once(20_000, 500) == 500
-    monkeypatch.setattr(rows_module, "TABLE", 30 * 4)
+    monkeypatch.setattr(rows_module, "MAX_TABLE", 30 * 4)
     rows, sizes = Rows.from_csr(csr_array(np.eye(10, 30))), []
 
     def scores(batch: Batch) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from scipy.sparse import random_array
 from torch import Tensor
 
-from lbdrop.recommend.cuda_graphs import Fixed
-from lbdrop.recommend.networks import ItemTable, aligned
+from lbdrop.recommend.cuda_graphs import FixedBatch
+from lbdrop.recommend.networks import ItemTable, aligned_width
 from lbdrop.recommend.rows import Batch, Rows
 from lbdrop.recommend.settings import method
 from lbdrop.recommend.vae import VAE
@@ -66,7 +66,7 @@ def test_entries_that_fill_up_change_neither_losses_nor_gradients(
     name: str, path: Literal["dense", "bag"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = rows()
-    fixed = Fixed(16, data.items, 1024, torch.device("cpu"))
+    fixed = FixedBatch(16, data.items, 1024, torch.device("cpu"))
     batch = data.batch(list(range(5, 21)))
     torch.manual_seed(0)
     model = VAE(
@@ -124,7 +124,7 @@ def test_the_held_out_loss_knows_nothing_of_what_fills_up() -> None:
             if "response" in name:
                 p.normal_(std=0.2)
     pairs = [each.batch(list(range(16))) for each in (data, held)]
-    fixed = [Fixed(16, data.items, 512, torch.device("cpu")) for _ in pairs]
+    fixed = [FixedBatch(16, data.items, 512, torch.device("cpu")) for _ in pairs]
     for one, batch in zip(fixed, pairs, strict=True):
         one.fill(rows(density=0.6).batch(list(range(16))))  # a longer one before
         one.fill(batch)
@@ -145,10 +145,10 @@ def test_the_held_out_loss_knows_nothing_of_what_fills_up() -> None:
 
 def test_what_does_not_fit_is_not_forced_in() -> None:
     data = rows()
-    fixed = Fixed(16, data.items, 60, torch.device("cpu"))
+    fixed = FixedBatch(16, data.items, 60, torch.device("cpu"))
     assert not fixed.fits(data.batch(list(range(15))))  # another number of users
     assert not fixed.fits(data.batch(list(range(16))))  # too many entries
-    assert Fixed.for_batches_of(data, 16).fits(data.batch(list(range(16))))
+    assert FixedBatch.for_batches_of(data, 16).fits(data.batch(list(range(16))))
 
 
 @pytest.mark.parametrize("likelihood", ["multinomial", "logistic"])
@@ -158,11 +158,11 @@ def test_columns_that_align_the_products_change_nothing(likelihood: str) -> None
     model = VAE(data.items, method("vae", hidden=8, latent=4, likelihood=likelihood)).double()
     eta = torch.randn(8, 4, dtype=torch.float64)
     found = []
-    for width in (None, aligned(data.items)):
+    for width in (None, aligned_width(data.items)):
         model.zero_grad()
         nll = model.nll(model.decoder(eta, None, width), batch)
         nll.sum().backward()
         found.append((nll.detach(), [p.grad.clone() for p in model.decoder.parameters() if p.grad is not None]))
-    assert aligned(30) == aligned(64) == 64
+    assert aligned_width(30) == aligned_width(64) == 64
     assert torch.allclose(found[0][0], found[1][0])
     assert all(torch.allclose(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))

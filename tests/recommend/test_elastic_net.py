@@ -40,7 +40,7 @@ def test_the_weights_are_those_of_each_item_by_itself(items: int, seed: int, alp
     gram = torch.from_numpy(x.T @ x)
     kept = gram.clone()
     found = non_negative_elastic_net(
-        gram, USERS * alpha * ratio, USERS * alpha * (1 - ratio), tolerance=1e-10, most_steps=20_000
+        gram, USERS * alpha * ratio, USERS * alpha * (1 - ratio), tolerance=1e-10, max_steps=20_000
     )
     np.testing.assert_allclose(found.numpy(), one_at_a_time(x, alpha, ratio), atol=2e-7)
     assert gram.equal(kept)
@@ -69,7 +69,7 @@ def test_enough_l1_leaves_nothing_and_items_nobody_likes_have_no_weights() -> No
 def test_a_solution_that_is_not_reached_is_said_to_be_none() -> None:
     x = likes(9, 0)
     with pytest.warns(UserWarning, match="weights still move by more than 1e-12 a step after 10 steps"):
-        non_negative_elastic_net(torch.from_numpy(x.T @ x), 0.1, 0.01, tolerance=1e-12, most_steps=10)
+        non_negative_elastic_net(torch.from_numpy(x.T @ x), 0.1, 0.01, tolerance=1e-12, max_steps=10)
 
 
 def test_precision_of_products_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

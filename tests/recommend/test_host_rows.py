@@ -70,13 +70,13 @@ def test_from_the_host_one_window_is_on_its_way_before_the_last_is_used_up(
 ) -> None:
     monkeypatch.setattr(module, "WINDOW", 20)
     gathered: list[int] = []
-    chosen = Rows._chosen
+    chosen = Rows._gathered
 
     def noted(self: Rows, stored: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         gathered.append(len(source))
         return chosen(self, stored, source)
 
-    monkeypatch.setattr(Rows, "_chosen", noted)
+    monkeypatch.setattr(Rows, "_gathered", noted)
     for ahead, where in enumerate(PLACES):
         gathered.clear()
         batches = Rows.from_csr(matrix, resident=where).batches(2, shuffle=False)

@@ -177,7 +177,7 @@ def test_settings_that_leave_nothing_are_refused() -> None:
         Interactions.from_frame(frame).encode(frame, weight="ratng")
     with pytest.raises(DropoutError, match="filters: want users with 9 items .* among 3 users and 3 items"):
         Interactions.from_frame(frame, min_user_items=9)
-    with pytest.raises(DropoutError, match="no filters beside a fixed vocabulary"):
+    with pytest.raises(DropoutError, match="no filters with a fixed vocabulary"):
         Interactions.from_frame(frame, items=pl.Series([10]), min_user_items=1)
     with pytest.raises(DropoutError, match="each id once"):
         Interactions.from_frame(frame, items=pl.Series([10, 10]))

@@ -7,12 +7,12 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import METHODS, Recommender, Settings
-from lbdrop.recommend.method_args import choose
+from lbdrop.recommend.method_args import choose_method
 from lbdrop.recommend.shop import generate_shop
 
 
 def chosen(method: str | Settings | None, dropout: str | None, **changes: Any) -> Settings:
-    settings = choose(method, dropout, changes).settings
+    settings = choose_method(method, dropout, changes).settings
     assert settings is not None
     return settings
 
@@ -47,7 +47,7 @@ def test_what_the_user_says_of_companions_stays() -> None:
     assert chosen("vae-drop", "gaussian").rate == METHODS["sivae-gaussian"].rate
     assert chosen("sivae-lbd", "fixed", rate=0.7, samples=5).samples == 5
     with pytest.raises(DropoutError, match="mask_kl: want 0 where the rates are not learned"):
-        choose("sivae-lbd", "fixed", {"mask_kl": 2.0})
+        choose_method("sivae-lbd", "fixed", {"mask_kl": 2.0})
 
 
 def test_another_rule_brings_its_companions() -> None:

@@ -18,7 +18,7 @@ from lbdrop.recommend import Recommender
 def test_scores_of_everybody_go_to_one_file_whatever_the_batches(
     learned: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lbdrop.recommend.score_files.ROWS", 100)  # six parts
+    monkeypatch.setattr("lbdrop.recommend.score_files.ROWS_IN_MEMORY", 100)  # six parts
     path = tmp_path / "new" / "scores.parquet"
     assert learned.score_to(path, k=5, batch=7) == 600
     found, expected = pl.read_parquet(path), learned.recommend(k=5)

@@ -7,15 +7,15 @@ import polars as pl
 import pytest
 
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.polars_panics import no_panic
-from lbdrop.recommend.queries import Question
+from lbdrop.recommend.polars_panics import panics_as_errors
+from lbdrop.recommend.queries import Query
 from lbdrop.recommend.score_files import score_to
 from lbdrop.recommend.shop import generate_shop
 from lbdrop.recommend.table_files import reading
 
 
 def test_a_panic_is_an_error_and_its_text_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(pl.exceptions.ComputeError, match="^invalid num_bits 82$"), no_panic():
+    with pytest.raises(pl.exceptions.ComputeError, match="^invalid num_bits 82$"), panics_as_errors():
         os.write(2, b"thread 'x' panicked at crates/polars\nnote: run with RUST_BACKTRACE=1\n")
         raise pl.exceptions.PanicException("invalid num_bits 82\nmore")
     assert capfd.readouterr().err == ""
@@ -25,7 +25,7 @@ def test_control_c_within_polars_is_control_c(tmp_path: Path) -> None:
     panic = pl.exceptions.PanicException(
         "called `Result::unwrap()` on an `Err` value: PyErr { type: <class 'KeyboardInterrupt'>, value: … }"
     )
-    with pytest.raises(KeyboardInterrupt), no_panic():
+    with pytest.raises(KeyboardInterrupt), panics_as_errors():
         raise panic
     with pytest.raises(KeyboardInterrupt), reading(tmp_path):
         raise panic
@@ -35,16 +35,16 @@ def test_control_c_within_polars_is_control_c(tmp_path: Path) -> None:
 
     model = Recommender("popularity", progress=False).fit(generate_shop(users=20, items=10, groups=2).interactions)
     with pytest.raises(KeyboardInterrupt):
-        score_to(model, tmp_path / "scores", None, Question(3), engine=stopped)
+        score_to(model, tmp_path / "scores", None, Query(3), engine=stopped)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> None:
-    with no_panic():
+    with panics_as_errors():
         os.write(2, b"one\n")
-        with no_panic():
+        with panics_as_errors():
             os.write(2, b"two\n")
-    with pytest.raises(KeyError), no_panic():
+    with pytest.raises(KeyError), panics_as_errors():
         os.write(2, b"three\n")
         raise KeyError
     os.write(2, b"four\n")

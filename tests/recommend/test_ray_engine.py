@@ -25,7 +25,7 @@ from lbdrop.recommend import Recommender, score_files
 folder, users = Path(sys.argv[1]), int(sys.argv[2])
 model = Recommender.load(folder / "model")
 model.progress = False
-score_files.ROWS = 20 * 20  # 20 users a part
+score_files.ROWS_IN_MEMORY = 20 * 20  # 20 users a part
 model.score_to(folder / "local", k=20, samples=60)
 whole = len(list((folder / "local").iterdir()))
 told, over = {"parts": whole}, threading.Event()

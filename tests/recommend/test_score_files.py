@@ -23,9 +23,9 @@ def model(likes: pl.DataFrame) -> Recommender:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_files, "ROWS", 200)  # 40 users a part with k = 5
-    monkeypatch.setattr(history_parts, "INTERACTIONS", 500)
-    monkeypatch.setattr(history_parts, "ROWS", 300)
+    monkeypatch.setattr(score_files, "ROWS_IN_MEMORY", 200)  # 40 users a part with k = 5
+    monkeypatch.setattr(history_parts, "ROWS_PER_PART", 500)
+    monkeypatch.setattr(history_parts, "ROWS_PER_BATCH", 300)
 
 
 def same(found: pl.DataFrame, expected: pl.DataFrame) -> bool:
@@ -65,7 +65,7 @@ def test_a_frame_that_is_never_read_whole_gives_every_user_once(
 def test_parts_without_users_have_the_columns_of_the_others(
     model: Recommender, likes: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_parts, "INTERACTIONS", 10)
+    monkeypatch.setattr(history_parts, "ROWS_PER_PART", 10)
     few = likes.filter(pl.col("user_id") < 4)
     assert model.score_to(tmp_path / "scores", few.lazy(), k=2) == 8
     parts = [pl.read_parquet(each) for each in (tmp_path / "scores").iterdir()]
@@ -115,7 +115,7 @@ def test_another_question_takes_no_part_of_the_old_one(
     with pytest.raises(OSError, match="full"):
         model.score_to(tmp_path / "scores", **question)  # type: ignore[arg-type]
     monkeypatch.undo()
-    monkeypatch.setattr(score_files, "ROWS", 200)
+    monkeypatch.setattr(score_files, "ROWS_IN_MEMORY", 200)
     asked = model
     if change.pop("weights", None):
         model.save(tmp_path / "other")

@@ -23,8 +23,8 @@ from lbdrop.recommend.prepared import load_prepared
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that every table is in many pieces; and no time for the disk and git, of which others are the test."""
-    monkeypatch.setattr(streaming_csr, "ROWS", 3)
-    monkeypatch.setattr(streaming_csr, "PART", 5)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_PART", 5)
     monkeypatch.setattr("lbdrop.io.files._sync", lambda path: None)
     monkeypatch.setattr("lbdrop.recommend.prepare_own.provenance", dict)
 
@@ -174,8 +174,8 @@ def written(frame: pl.DataFrame, place: Path, kind: str) -> Iterator[Path]:
 def test_a_folder_a_pattern_and_a_list_of_parts_are_the_table(
     kind: str, frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming_csr, "ROWS", 70)
-    monkeypatch.setattr(streaming_csr, "PART", 90)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_BATCH", 70)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_PART", 90)
     place = tmp_path / "in"
     place.mkdir()
     files = list(written(frame, place, kind))
@@ -274,8 +274,8 @@ def test_own_data_splits_by_a_number_told_and_fits_a_recommender(frame: pl.DataF
 def test_the_generated_rows_are_prepared_to_what_their_counter_says(
     text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming_csr, "ROWS", 700)
-    monkeypatch.setattr(streaming_csr, "PART", 2_000)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_BATCH", 700)
+    monkeypatch.setattr(streaming_csr, "ROWS_PER_PART", 2_000)
     monkeypatch.setattr(big_data, "STEP", 70)
     big_data.write_parts(tmp_path / "events", users=300, each=40, items=500, text=text)
     big_data.prepare(str(tmp_path / "events"), str(tmp_path), min_item_users=9)

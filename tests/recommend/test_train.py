@@ -325,7 +325,9 @@ class LooksBack(TorchDispatchMode):
 def test_no_step_looks_back_at_the_host(name: str, train: csr_array, validation: HeldOut) -> None:
     settings = method(name, **SMALL)
     model = new(settings)
-    steps = loop.Loop(model, Rows.from_csr(train), settings, loop.launch("cpu"), held=HeldOutRows.on(validation, "cpu"))
+    steps = loop.Loop(
+        model, Rows.from_csr(train), settings, loop.launch("cpu"), held_out=HeldOutRows.on(validation, "cpu")
+    )
     steps.optimizer = torch.optim.SGD(
         model.parameters(), lr=1e-3
     )  # Adam's CPU kernel reads its step; the GPU's does not
@@ -372,5 +374,5 @@ def test_ctrl_c_without_a_folder_says_how_to_keep_the_work(train: csr_array, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop.Loop, "epoch", interrupted)
-    with pytest.raises(Interrupted, match="stopped in epoch 1; nothing is kept: pass checkpoints=<folder>"):
+    with pytest.raises(Interrupted, match="stopped in epoch 1; nothing was saved: pass checkpoints=<folder>"):
         run(method("vae-drop", **SMALL), train, None)

@@ -31,9 +31,9 @@ def prepare(
     Args:
         name: a key of :data:`~experiments.collaborative.data.protocols.PROTOCOLS`.
         source: where the files are, see :func:`~experiments.collaborative.data.protocols.read`.
-        out: a folder, made if need be.
+        out: a folder, made if necessary.
         allow_partial: accept another number of ratings than the complete data has.
-        held_out_users: for validation and for test each; the protocol's unless told.
+        held_out_users: for validation and for test each; the default is the protocol's.
         progress: called with the bytes read so far and those to read.
     """
     protocol = get_protocol(name)
@@ -48,7 +48,7 @@ def prepare(
 
 
 def counts(interactions: Interactions, split: Split) -> dict[str, int]:
-    """How much there is of everything."""
+    """Counts of the data and of each part of its split."""
     held = {"validation": split.validation, "test": split.test}
     return {
         "events": interactions.rows.nnz,
