@@ -1,4 +1,4 @@
-r"""How right, and how rightly sure: accuracy, log loss, Brier score and calibration error of class probabilities.
+r"""Accuracy, log loss, Brier score and calibration error of class probabilities.
 
 With $c_i = \max_k p_{ik}$ the confidence of example $i$, and $B_b$ the examples whose confidence falls in bin $b$:
 
@@ -36,7 +36,7 @@ class ReliabilityCurve:
 
 
 def accuracy(probs: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> Float[Tensor, ""]:
-    """The share of examples whose most probable class is the true one; the first of equals counts.
+    """The share of examples whose most probable class is the true one; of equal ones the first counts.
 
     >>> float(accuracy(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1])))
     0.5
@@ -48,7 +48,7 @@ def accuracy(probs: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]
 def nll(probs: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> Float[Tensor, ""]:
     """The negative log likelihood in nats, averaged over examples.
 
-    A probability of 0 counts as the smallest normal number of its type (87 nats in float32), so that one hopeless
+    A probability of 0 counts as the smallest normal number of its type (87 nats in float32), so that one
     example does not make the mean infinite.
     """
     _check(probs, labels)
@@ -66,8 +66,8 @@ def brier(probs: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -
 def ece(probs: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"], bins: int = BINS) -> Float[Tensor, ""]:
     """Expected calibration error: |accuracy − confidence| per bin, averaged over examples.
 
-    Bins are of equal width over [0, 1], 15 unless told, as in Guo et al.; :func:`reliability_curve` gives their edges.
-    The error depends on how many there are: compare only values of the same number.
+    Bins are of equal width over [0, 1], by default 15, as in Guo et al.; :func:`reliability_curve` gives their edges.
+    The error depends on the number of bins: compare only values with the same number.
     """
     curve = reliability_curve(probs, labels, bins)
     gaps = (curve.accuracy - curve.confidence).abs().nan_to_num()

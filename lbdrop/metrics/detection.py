@@ -1,10 +1,10 @@
-r"""Does the score of uncertainty find what it should: mistakes, or inputs from another distribution?
+r"""How well a score of uncertainty finds mistakes, or inputs from another distribution.
 
 $$ \mathrm{AUROC} = P(s^+ > s^-) + \tfrac12 P(s^+ = s^-), \qquad
    \mathrm{AURC} = \frac1n \sum_{i=1}^n \frac{1}{i} \sum_{j \le i} 1[\hat y_{(j)} \ne y_{(j)}] $$
 
 with $s^+$ the score of a random mistake (or foreign input), $s^-$ that of a random right answer (or familiar input),
-and $(1), (2), \dots$ the examples from the surest to the least sure. The score is any number that grows with
+and $(1), (2), \dots$ the examples from the most to the least certain. The score is any number that grows with
 uncertainty: entropy, mutual information, one minus the confidence.
 
 Hanley and McNeil 1982; Geifman et al., Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers, ICLR 2019.
@@ -31,12 +31,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RiskCoverageCurve:
-    """Share of mistakes among the surest examples, against how many of them are answered."""
+    """Share of mistakes among the most certain examples, against how many of them are answered."""
 
     coverage: Float[Tensor, "batch"]
     """i / n for i = 1 … n: the share of examples that is answered."""
     risk: Float[Tensor, "batch"]
-    """Mistakes among the i surest, divided by i; within equal scores, the mean over their orders."""
+    """Mistakes among the i most certain, divided by i; the mean over all orders of equal scores."""
 
 
 def auroc(score: Float[Tensor, "batch"], positive: Bool[Tensor, "batch"]) -> Float[Tensor, ""]:
@@ -79,7 +79,7 @@ def out_of_distribution_auroc(
 
 
 def risk_coverage_curve(score: Float[Tensor, "batch"], correct: Bool[Tensor, "batch"]) -> RiskCoverageCurve:
-    """Risk at every coverage, answering the surest examples first.
+    """Risk at every coverage, answering the most certain examples first.
 
     >>> curve = risk_coverage_curve(torch.tensor([0.1, 0.8, 0.4, 0.4]), torch.tensor([True, False, True, False]))
     >>> [round(risk, 3) for risk in curve.risk.tolist()]
@@ -87,7 +87,7 @@ def risk_coverage_curve(score: Float[Tensor, "batch"], correct: Bool[Tensor, "ba
     """
     check_scores(score, correct)
     _, group, size = score.unique(return_inverse=True, return_counts=True)
-    # Among equals the order is anyone's guess, so each bears its group's mean: no order can flatter the score.
+    # The order of equal scores is arbitrary, so each gets the mean risk of its group.
     share = torch.bincount(group, (~correct).double(), minlength=len(size)) / size
     answered = torch.arange(1, len(score) + 1, device=score.device, dtype=torch.float64)
     return RiskCoverageCurve(answered / len(score), share.repeat_interleave(size).cumsum(0) / answered)
@@ -96,6 +96,6 @@ def risk_coverage_curve(score: Float[Tensor, "batch"], correct: Bool[Tensor, "ba
 def aurc(score: Float[Tensor, "batch"], correct: Bool[Tensor, "batch"]) -> Float[Tensor, ""]:
     """Area under the risk-coverage curve: the risk averaged over the n coverages; 0 is best, no mistake at all.
 
-    It mixes how often the model is wrong with how well it knows: compare scores on one model, or report accuracy too.
+    It depends on the accuracy too: compare scores on the same model, or report the accuracy.
     """
     return risk_coverage_curve(score, correct).risk.mean()

@@ -4,8 +4,8 @@ $$ \mathrm{PAvPU}(\theta) = \frac{n_{ac} + n_{iu}}{n_{ac} + n_{au} + n_{ic} + n_
    \text{uncertain} \iff H > \theta $$
 
 with $n_{ac}$ the accurate and certain, $n_{au}$ the accurate and uncertain, $n_{ic}$ the inaccurate and certain,
-$n_{iu}$ the inaccurate and uncertain. What is counted is an example, or a window of $w \times w$ pixels: then
-correctness and entropy are its pixels' means.
+$n_{iu}$ the inaccurate and uncertain. The unit is an example, or a window of $w \times w$ pixels with the
+means of its pixels' correctness and entropy.
 
 Mukhoti and Gal, Evaluating Bayesian Deep Learning Methods for Semantic Segmentation, 2018.
 """
@@ -53,17 +53,17 @@ class PAvPUCounts:
 
     @property
     def pavpu(self) -> Float[Tensor, "thresholds"]:
-        """(n_ac + n_iu) divided by all that was counted; NaN where that is nothing."""
+        """(n_ac + n_iu) divided by all counts; NaN without any."""
         return (self.n_ac + self.n_iu).double() / self.total
 
     @property
     def accurate_given_certain(self) -> Float[Tensor, "thresholds"]:
-        """n_ac / (n_ac + n_ic): divided by the certain; NaN where none is."""
+        """n_ac / (n_ac + n_ic): divided by the certain; NaN without any."""
         return self.n_ac.double() / (self.n_ac + self.n_ic)
 
     @property
     def uncertain_given_inaccurate(self) -> Float[Tensor, "thresholds"]:
-        """n_iu / (n_ic + n_iu): divided by the inaccurate; NaN where none is."""
+        """n_iu / (n_ic + n_iu): divided by the inaccurate; NaN without any."""
         return self.n_iu.double() / (self.n_ic + self.n_iu)
 
 
@@ -89,7 +89,7 @@ def patch_pavpu_counts(
     window: int = WINDOW,
     valid: Bool[Tensor, "batch height width"] | None = None,
 ) -> PAvPUCounts:
-    """Counts over windows of window × window pixels, see :func:`patches`; images that are all void count nothing."""
+    """Counts over windows of window × window pixels, see :func:`patches`; images that are all void add no counts."""
     return _counts(*patches(entropy, correct, window, valid), thresholds)
 
 
@@ -137,7 +137,7 @@ def sweep(lowest: float, highest: float, steps: int = STEPS) -> Float[Tensor, "s
             " and the largest entropy of the validation set"
         )
     t = torch.arange(steps, dtype=torch.float64) / (steps - 1)
-    # In this form t = 0 and t = 1 meet both ends exactly, so the largest entropy itself is never above the last one.
+    # In this form t = 0 and t = 1 give both ends exactly, so the largest entropy is never above the last threshold.
     return (1 - t) * lowest + t * highest
 
 
@@ -145,7 +145,7 @@ def pavpu_at_mean_entropy(entropy: Float[Tensor, "batch"], correct: Bool[Tensor,
     """PAvPU at the threshold that is the mean entropy of these examples (or patches), divided by their number."""
     check_scores(entropy, correct)
     values = entropy.double()
-    # Rounding must not lift a mean of equal values off them.
+    # Clamped, because rounding must not move the mean of equal values.
     mean = values.mean().clamp(values.min(), values.max())
     return _counts(entropy, correct, mean[None]).pavpu[0]
 
@@ -170,7 +170,7 @@ def _counts(entropy: Tensor, correct: Tensor, thresholds: Tensor) -> PAvPUCounts
         )
     k = len(thresholds)
     ordered, order = thresholds.to(entropy.device, torch.float64).sort()
-    # How many thresholds each entropy exceeds: one histogram then serves all of them.
+    # The number of thresholds that each entropy exceeds gives the counts of all thresholds in one histogram.
     exceeded = torch.bucketize(entropy.double(), ordered)
     histogram = torch.bincount(exceeded + (k + 1) * correct, minlength=2 * (k + 1)).view(2, k + 1)
     certain = histogram.cumsum(1)[:, :-1]

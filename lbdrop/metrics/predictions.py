@@ -1,9 +1,9 @@
-r"""What every measure of a classifier starts from: is it right, how unsure is it, and does the label count?
+r"""The inputs of every measure of a classifier: correctness, uncertainty, and which labels count.
 
 $$ \hat y = \arg\max_k p_k, \qquad H[p] = -\sum_k p_k \log p_k \;\text{ in nats, from } 0 \text{ to } \log K $$
 
-Classes lie on the second axis; whatever follows is space: pixels, tokens, or nothing at all. The probabilities are
-those of the predictive mean, averaged over masks before the entropy is taken.
+Classes are the second axis; later axes are space: pixels, tokens, or none. The probabilities are those of the predictive
+mean, averaged over masks before the entropy is taken.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Judged:
     entropy: Float[Tensor, "batch *space"]
     """Entropy of each prediction in nats."""
     correct: Bool[Tensor, "batch *space"]
-    """Whether the most probable class is the true one; the first of equals counts. Never at a void label."""
+    """Whether the most probable class is the true one; of equal ones the first counts. False at a void label."""
     valid: Bool[Tensor, "batch *space"]
     """Whether the label counts: false where it is void."""
 
@@ -50,21 +50,21 @@ def judge(
 def flatten(
     probs: Float[Tensor, "batch classes *space"], labels: Int[Tensor, "batch *space"], void: int | None = None
 ) -> tuple[Float[Tensor, "pixels classes"], Int[Tensor, "pixels"]]:
-    """Every pixel an example of its own, void ones dropped: what accuracy, NLL, Brier score and ECE ask for."""
+    """Every pixel as an example, without void ones: the input of accuracy, NLL, Brier score and ECE."""
     check_probabilities(probs, labels, void)
     rows, labels = probs.movedim(1, -1).reshape(-1, probs.shape[1]), labels.reshape(-1)
     return (rows, labels) if void is None else (rows[labels != void], labels[labels != void])
 
 
 def check_probabilities(probs: Tensor, labels: Tensor, void: int | None = None) -> None:
-    """Refuse what is no set of distributions over classes with one label each."""
+    """An error unless these are distributions over classes with one label each."""
     if probs.dim() < 2 or labels.shape != probs.shape[:1] + probs.shape[2:] or not labels.numel():
         raise DropoutError(
             "want probabilities (batch, classes, …) and labels (batch, …) of at least one example, got"
             f" {tuple(probs.shape)} and {tuple(labels.shape)}; move the class axis to the second place"
         )
     sums = probs.float().sum(1)
-    # Written so that NaN fails as well; in half precision sums are off by a few thousandths.
+    # This form fails for NaN too; in half precision sums have errors of a few thousandths.
     if not bool((probs.min() >= 0) & ((sums - 1).abs().max() < 1e-2)):
         raise DropoutError(
             f"probabilities: want values ≥ 0 that sum to 1 over classes, got values from {float(probs.min()):.3g} and"
@@ -74,7 +74,7 @@ def check_probabilities(probs: Tensor, labels: Tensor, void: int | None = None) 
 
 
 def check_labels(labels: Tensor, classes: int, void: int | None = None) -> None:
-    """Refuse labels outside 0 … classes − 1 that are not void."""
+    """An error about labels outside 0 … classes − 1 that are not void."""
     counted = labels if void is None else labels[labels != void]
     if counted.numel() and not bool((counted.min() >= 0) & (counted.max() < classes)):
         raise DropoutError(
@@ -84,7 +84,7 @@ def check_labels(labels: Tensor, classes: int, void: int | None = None) -> None:
 
 
 def check_scores(score: Tensor, flag: Tensor, name: str = "correct", empty: bool = False) -> None:
-    """Refuse a score and a yes or no that do not belong together; ``empty`` says whether none at all will do."""
+    """An error unless score and bool have the same shape and no NaN; ``empty`` allows empty ones."""
     if score.shape != flag.shape or flag.dtype != torch.bool:
         raise DropoutError(
             f"want a score and a bool {name} of one shape, got {tuple(score.shape)} {score.dtype} and"

@@ -1,7 +1,7 @@
 """Ranking measures as a torchmetric: update with batches of users, compute once, over any number of processes.
 
-Only sums are kept, in double precision: of each measure, of its square, and how often each item was recommended. So
-memory does not grow with the users, and processes add up exactly what one alone would have had.
+Only sums are stored, in double precision: of each measure, of its square, and how often each item was recommended. So
+memory does not grow with the users, and several processes give the same sums as one.
 """
 
 from collections.abc import Sequence
@@ -64,13 +64,13 @@ class Ranking(_Stream):
         seen: Bool[Tensor, "users items"] | Pairs | None,
         relevant: Bool[Tensor, "users items"],
     ) -> None:
-        """Take in some users: their scores, what they have seen, and what was held out."""
+        """Add some users: their scores, their seen items, and their held-out items."""
         ranked = ranking.top_items(scores, seen, max(self.shown, *(k for _, _, k in self.measures)))
         values = torch.stack([measure(ranked, relevant, k) for _, measure, k in self.measures]).double()
-        there = relevant.any(1)
+        has_held_out = relevant.any(1)
         self.total += values.nan_to_num(0.0).sum(1)
         self.square += values.nan_to_num(0.0).square().sum(1)
-        self.users += there.sum()
+        self.users += has_held_out.sum()
         shown = ranking.popularity_at_k(ranked, self.percentile, self.shown)
         self.popularity += shown.double().nan_to_num(0.0).sum()
         self.shown_users += (~shown.isnan()).sum()

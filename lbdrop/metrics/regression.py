@@ -1,4 +1,4 @@
-r"""Regression from S masks and Gaussian noise: how far off, how likely, and whether intervals hold what they promise.
+r"""Regression from S masks and Gaussian noise: error, likelihood, and coverage of intervals.
 
 $$ p(y\mid x) = \frac1S \sum_s \mathcal N(y;\, f_s(x),\, \sigma^2), \qquad
    F(y) = \frac1S \sum_s \Phi\!\Big(\frac{y - f_s(x)}{\sigma}\Big) $$
@@ -35,7 +35,7 @@ def gaussian_nll(
 ) -> Float[Tensor, ""]:
     """−log N(y; mean, variance) in nats, summed over outputs and averaged over examples.
 
-    The variance is the whole one, of the masks plus the noise: ``predictive.variance + noise``; a number, or a tensor
+    The variance is the sum of the masks' variance and the noise: ``predictive.variance + noise``; a number, or a tensor
     that broadcasts to ``mean``.
     """
     _check(mean, targets, "mean")
@@ -68,7 +68,7 @@ def interval_coverage(
     noise_variance: float | Float[Tensor, "..."],
     level: float = 0.95,
 ) -> Float[Tensor, ""]:
-    """Targets inside their central predictive interval, divided by all targets (examples × outputs); ideal is level.
+    """Targets inside their central predictive interval, divided by all targets (examples × outputs); ideal is ``level``.
 
     The interval leaves (1 − level)/2 of the mixture on either side. For a single Gaussian give ``mean[None]`` and its
     variance.

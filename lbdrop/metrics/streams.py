@@ -2,10 +2,10 @@ r"""The measures as torchmetrics: update with batches, compute once, over any nu
 
 $$ \text{compute}\big(\text{update}(B_1), \dots, \text{update}(B_n)\big) = \text{function}(B_1 \cup \dots \cup B_n) $$
 
-Sums where the measure is a sum, kept scores where it needs all of them at once (a rank, or the mean entropy as
-threshold): four bytes each for score and correctness, ``compute_on_cpu=True`` keeps them off the accelerator. Classifiers
-are updated with ``(probs, labels)``, so one ``MetricCollection`` serves them all; every ``compute`` is a dict of
-scalars, as Lightning's ``log_dict`` takes it.
+A measure that is a sum stores sums. A measure that needs all scores at once (a rank, or the mean entropy as threshold) stores
+them: four bytes each for score and correctness; ``compute_on_cpu=True`` keeps them on the host. Classifiers are updated with
+``(probs, labels)``, so one ``MetricCollection`` can hold them all. Every ``compute`` returns a dict of scalars, as Lightning's
+``log_dict`` takes it.
 """
 
 from collections.abc import Sequence
@@ -40,16 +40,16 @@ Bound = float | Float[Tensor, ""]
 
 class _Stream(Metric):
     is_differentiable = False
-    full_state_update = False  # so that forward costs one update
+    full_state_update = False  # so that forward calls update once
 
     def _sum(self, *names: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> None:
-        # In double precision a million small numbers still count beside a large one.
+        # In double precision, so that small terms are not lost in a large sum.
         for name in names:
             self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
 
-class _Kept(_Stream):
-    """Keeps a score and a yes or no of everything seen."""
+class _StoredScores(_Stream):
+    """Stores a score and a bool of every prediction."""
 
     score: list[Tensor]
     flag: list[Tensor]
@@ -59,8 +59,8 @@ class _Kept(_Stream):
         self.add_state("score", [], dist_reduce_fx="cat")
         self.add_state("flag", [], dist_reduce_fx="cat")
 
-    def _keep(self, score: Tensor, flag: Tensor) -> None:
-        # Both in the metric's own type: a process that saw nothing adds an empty tensor of that type.
+    def _store(self, score: Tensor, flag: Tensor) -> None:
+        # Both in the metric's own type, in which a process without data adds an empty tensor.
         self.score.append(score.detach().to(self.dtype))
         self.flag.append(flag.to(self.dtype))
 
@@ -70,16 +70,16 @@ class _Kept(_Stream):
         return dim_zero_cat(self.score), dim_zero_cat(self.flag).bool()
 
 
-class _KeptJudgements(_Kept):
-    """Keeps how unsure and whether right, of each example, each pixel that is not void, or each window of pixels."""
+class _StoredJudgements(_StoredScores):
+    """Stores uncertainty and correctness of each example, each pixel that is not void, or each window of pixels."""
 
     def __init__(self, window: int | None, void: int | None, **settings: Any) -> None:
         super().__init__(**settings)
         self.window, self.void = window, void
 
     def update(self, probs: Probs, labels: Labels, score: Score | None = None) -> None:
-        """Take in a batch; ``score``, such as the mutual information, replaces the entropy of ``probs``."""
-        self._keep(*_judgements(probs, labels, score, self.window, self.void))
+        """Add a batch; ``score``, such as the mutual information, replaces the entropy of ``probs``."""
+        self._store(*_judgements(probs, labels, score, self.window, self.void))
 
 
 def _judgements(
@@ -110,7 +110,7 @@ class Calibration(_Stream):
 
     def update(self, probs: Probs, labels: Labels) -> None:
         rows, truth = flatten(probs.to(torch.promote_types(probs.dtype, torch.float32)), labels, self.void)
-        if not len(truth):  # a batch of void alone
+        if not len(truth):  # every label is void
             return
         curve = calibration.reliability_curve(rows, truth, self.bins)
         self.bin_count += curve.count
@@ -150,12 +150,12 @@ class EntropyRange(_Stream):
         return {"lowest": self.lowest, "highest": self.highest}
 
 
-class _Sweep(_KeptJudgements):
+class _Sweep(_StoredJudgements):
     higher_is_better = True
     thresholds: Tensor
 
     def compute(self) -> Scalars:
-        """PAvPU at the mean entropy of everything seen, averaged over the sweep, and at each of its steps."""
+        """PAvPU at the mean entropy of all predictions, averaged over the sweep, and at each of its steps."""
         entropy, correct = self._all()
         curve = pavpu.pavpu_counts(entropy, correct, self.thresholds).pavpu
         steps = {f"pavpu_t{i / (len(curve) - 1):.3g}": value for i, value in enumerate(curve)}
@@ -195,7 +195,7 @@ class PatchPAvPU(_Sweep):
         self.thresholds = pavpu.sweep(float(lowest), float(highest), steps)
 
 
-class Misclassification(_KeptJudgements):
+class Misclassification(_StoredJudgements):
     """AUROC of finding mistakes, divided by (wrong, right) pairs, and AURC, averaged over coverages; void left out."""
 
     def __init__(self, void: int | None = None, **settings: Any) -> None:
@@ -207,14 +207,14 @@ class Misclassification(_KeptJudgements):
         return {"misclassification_auroc": found, "aurc": detection.aurc(score, correct)}
 
 
-class OutOfDistribution(_Kept):
+class OutOfDistribution(_StoredScores):
     """AUROC of telling foreign inputs from familiar ones by a score, divided by (foreign, familiar) pairs."""
 
     higher_is_better = True
 
     def update(self, score: Float[Tensor, "batch"], foreign: Bool[Tensor, "batch"]) -> None:
         check_scores(score, foreign, "foreign")
-        self._keep(score, foreign)
+        self._store(score, foreign)
 
     def compute(self) -> Scalars:
         return {"out_of_distribution_auroc": detection.auroc(*self._all())}

@@ -146,7 +146,8 @@ def _two(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_two_processes_equal_one(tmp_path: Path):
+@pytest.mark.process
+def test_streams_of_two_processes_equal_one_process(tmp_path: Path):
     mp.spawn(_two, (str(tmp_path),), nprocs=2)
     for rank in range(2):
         results = torch.load(tmp_path / f"{rank}.pt")
@@ -207,7 +208,8 @@ def test_wrong_input_is_refused_with_its_repair():
         streams.Misclassification().compute()
 
 
-def test_the_functions_need_no_torchmetrics_and_the_classes_say_what_to_install():
+@pytest.mark.process
+def test_streams_without_torchmetrics_say_what_to_install():
     code = """
 import sys
 sys.modules["torchmetrics"] = None
