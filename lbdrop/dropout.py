@@ -205,18 +205,14 @@ class NoiseLayer(nn.Module):
         plain = self.estimated and self.source is None
         return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
 
+    def gain(self) -> Float[Tensor, "*units"]:
+        """What the deterministic pass multiplies each unit by."""
+        ones = self.spread(torch.ones_like(self.logit), dims=8)
+        return self.masked(ones, None).detach().reshape(self.logit.shape)
+
     def _width_dim(self, x: Tensor) -> int:
         # On a map (batch, channels, height, width) one rate stands for the channels, also where elements are dropped.
         return 1 if x.dim() > 3 and self.units is None else self.unit_dim
-
-    def gain(self) -> Float[Tensor, "*units"]:
-        """What the deterministic pass multiplies each unit by."""
-        keep = self.keep.detach()
-        if self.scale == "inverted":
-            return torch.ones_like(keep)
-        if self.scale == "none":
-            return keep
-        return (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt() * keep
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         names = tuple(f"{prefix}{name}." for name in self.earlier_state)

@@ -20,12 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.dropout import MaskSource, NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 
-__all__ = ["Held", "MaskSource", "deterministic", "drawn", "fixed", "held", "mirrored", "use", "use_in"]
+__all__ = ["Held", "MaskSource", "deterministic", "drawn", "entropy", "fixed", "held", "mirrored", "use", "use_in"]
 
 
 @contextmanager
@@ -156,3 +158,9 @@ def fixed(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         raise DropoutError(f"masks: want names among {sorted(layers)}, got {unknown}")
     with use(model, _Fixed({layers[name]: mask for name, mask in masks.items()})):
         yield
+
+
+def entropy(logit: Float[Tensor, "*units"]) -> Float[Tensor, "*units"]:
+    """The entropy of a mask, Ber(σ(logit)), without cancellation at either end."""
+    keep = torch.sigmoid(logit)
+    return keep * F.softplus(-logit) + (1 - keep) * F.softplus(logit)

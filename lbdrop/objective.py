@@ -47,10 +47,8 @@ class Objective:
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
         check: refuse losses and gradients that are NaN or infinite before anything is changed, and name them. On a GPU the
-            error about losses comes from ``backward()``, that about gradients from the next one. Gradients under a loss scale
-            are left to its scaler.
-        generator: draws the masks; with several processes one of its own for each, seeded by rank. By default masks follow
-            from the global random state and the process.
+            error comes from ``backward()``, about gradients from the next one; under a loss scale they are left to its scaler.
+        generator: draws the masks; by default they follow from the global random state and the number of the process.
 
     Example:
         >>> model = lbdrop.convert(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2)), verbose=False)

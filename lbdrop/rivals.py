@@ -64,6 +64,3 @@ class GaussianDropout(NoiseLayer):
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return x if mask is None else x * mask
-
-    def gain(self) -> Float[Tensor, "*units"]:
-        return torch.ones_like(self.logit)

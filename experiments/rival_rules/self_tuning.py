@@ -124,7 +124,6 @@ class SelfTuning:
         self.held_out = HeldOut(held_out, self.logits[0])
         if examples is not None:
             self.held_out.count()
-        self.last_held_out: Tensor | None = None
         self._answer(example)
         for logit in self._moving:
             logit.data.fill_(logit_of(noise_trial.RATE if start is None else start))
@@ -219,7 +218,6 @@ class SelfTuning:
         around = self._around(self.spread, follow=True)
         with eval_mode(self.model), around.opened(), use(self.model, around), without_cudnn_recurrence(self.model):
             held_out = evaluation.losses_on(batch)
-        self.last_held_out = held_out.detach().mean()
         assert around.offsets is not None
         (slopes,) = torch.autograd.grad(held_out.sum(), around.offsets)
         return around.offsets.detach(), slopes.detach()

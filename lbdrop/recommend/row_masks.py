@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.dropout import logit_of
+from lbdrop.masks import entropy
 from lbdrop.recommend.rows import Batch
 from lbdrop.recommend.settings import Settings
 from lbdrop.rivals import ConcreteDropout
-from lbdrop.rules.priors import entropy
 
 __all__ = ["RowMasks", "row_values"]
 

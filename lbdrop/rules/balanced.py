@@ -64,7 +64,7 @@ class Constants:
     """How many standard errors the cost has to be above the gap, at the end of warm-up, for dropout to be switched off."""
     every: int = 8
     every_in_warm_up: int = 4
-    """How many steps to one measurement."""
+    """How many training steps to one measurement, at most."""
     measurements_per_run: int = 40
     """How many measurements there are at least until rates are frozen, if there are as many steps."""
     windows: int = 10
@@ -125,16 +125,14 @@ class Balanced:
         masks: int = 1,
         generator: torch.Generator | None = None,
     ):
-        c = CONSTANTS
         if min(masks, steps, 1 if every is None else every) < 1 or not 0 < share <= 1:
             raise DropoutError(
                 "balanced rates: want every ≥ 1, masks ≥ 1, steps ≥ 1 and share in (0, 1], got"
                 f" {every}, {masks}, {steps} and {share}"
             )
-        if start is not None and not c.min_rate <= start <= c.max_rate:
-            raise DropoutError(
-                f"start: want a rate from {c.min_rate} to {c.max_rate}, or None for {c.start}, got {start}"
-            )
+        c, start = CONSTANTS, CONSTANTS.start if start is None else start
+        if not c.min_rate <= start <= c.max_rate:
+            raise DropoutError(f"start: want a rate from {c.min_rate} to {c.max_rate}, None for {c.start}, got {start}")
         self.model, self.steps, self.examples, self.masks, self.generator = model, steps, examples, masks, generator
         self.frozen_after = math.ceil(share * steps)
         self.every = max(1, min(c.every, self.frozen_after // c.measurements_per_run)) if every is None else every
@@ -147,10 +145,9 @@ class Balanced:
         if examples is not None:
             self.held_out.count()
         self.first_epoch = FirstEpoch(self.held_out, examples, self.frozen_after, c.shift_steps)
-        self.last_held_out: Tensor | None = None
         self.moving = [rate for rate, logit in enumerate(self.logits) if logit.requires_grad]
         for logit in (self.logits[rate] for rate in self.moving):
-            logit.data.fill_(logit_of(c.start if start is None else start))
+            logit.data.fill_(logit_of(start))
         # The state of a run.
         self.step, self.judged, self.done = 0, False, not self.moving
         self.off: list[int] = []
@@ -249,7 +246,6 @@ class Balanced:
     def _measure(self, evaluation: Evaluation) -> Float[Tensor, "rates"]:
         """The cost of all noise, that of some layers alone, and the gap, on these examples; returns the odds of all rates."""
         held_out = self._held_out_losses(evaluation, self.held_out.next())
-        self.last_held_out = held_out.mean()
         plain, costs_of_units = self._plain(evaluation)
         count = min(CONSTANTS.layers_per_measurement, len(self.moving))
         turn = [self.moving[(self.measurements.count * count + i) % len(self.moving)] for i in range(count)]
@@ -342,10 +338,6 @@ class Balanced:
         self._follow_phase()
         if self.examples is None:
             self.held_out.restart()  # the batches that wait there are not needed any more
-
-    def rates(self) -> dict[str, float]:
-        """The mean rate of each layer as it is now."""
-        return {name: layer.p for name, layer in self.layers.items()}
 
     def __repr__(self) -> str:
         data = "released" if self.examples else "kept out"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.evaluation import Evaluation
-from lbdrop.rules.priors import mask_kl, outgoing_norms
+from lbdrop.rules.priors import mask_kl, norms_fed_by
 from lbdrop.sites.graph import neighbours
 
 __all__ = ["Bound"]
@@ -45,15 +45,12 @@ class Bound:
             name: [model.get_submodule(consumer) for consumer in found.consumers]
             for name, found in neighbours(model).items()
         }
-        self.last_kl: Tensor | None = None
 
     def loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
         expected = evaluation.losses().mean()
         if not self.weight:
             return expected
-        kl = self.kl(evaluation.layers)
-        self.last_kl = kl.detach()
-        return expected + self.weight / self.examples * kl
+        return expected + self.weight / self.examples * self.kl(evaluation.layers)
 
     def kl(self, layers: Mapping[str, NoiseLayer]) -> Float[Tensor, ""]:
         """The KL of all layers, up to a constant."""
@@ -62,7 +59,7 @@ class Bound:
     def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
         units = layer.units or layer.width
         assert units is not None, "the KL is asked for after a forward pass"
-        norms = [outgoing_norms(c, _units_that_feed(c, layer, units)) for c in self.consumers.get(name, [])]
+        norms = [norms_fed_by(layer, consumer, units) for consumer in self.consumers.get(name, [])]
         if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
             return mask_kl(layer, None, units, self.s, self.prior_keep)
         total = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
@@ -72,10 +69,3 @@ class Bound:
         priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"
                   for name, found in self.consumers.items()}  # fmt: skip
         return f"Bound(examples={self.examples}, weight={self.weight}, priors={priors})"
-
-
-def _units_that_feed(consumer: nn.Module, layer: NoiseLayer, units: int) -> int:
-    """How many units of a layer feed a consumer: one rate stands for all inputs, or all channels of a flattened map."""
-    if layer.units is not None or (layer.channels and isinstance(consumer, nn.Linear)):
-        return units
-    return int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))

@@ -103,8 +103,8 @@ class Measurements:
     ) -> None:
         """Take in one measurement and what the noise of some rates alone costs; ``keep`` is what earlier ones count by."""
         self.count += 1
-        self.to(sums.device)
-        finite = (sums.isfinite().all() & alone.isfinite().all()).to(sums.device)
+        self.sums, self.shift_sums, self.alone = (t.to(sums) for t in (self.sums, self.shift_sums, self.alone))
+        finite = sums.isfinite().all() & alone.isfinite().all()
         updated = self.alone.clone()
         updated[:, rates] = alone + keep_alone * updated[:, rates]
         # A measurement that is not finite would stay in the sums for ever.
@@ -113,9 +113,6 @@ class Measurements:
 
     def add_shift(self, sums: Float[Tensor, "3"]) -> None:
         self.shift_sums = self.shift_sums.to(sums) + sums
-
-    def to(self, device: torch.device) -> None:
-        self.sums, self.shift_sums, self.alone = (t.to(device) for t in (self.sums, self.shift_sums, self.alone))
 
     @property
     def enough(self) -> Tensor:

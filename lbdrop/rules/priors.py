@@ -13,14 +13,14 @@ import math
 from functools import singledispatch
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer
+from lbdrop.masks import entropy
 from lbdrop.rivals import FixedDropout, GaussianDropout
 
-__all__ = ["bernoulli_kl", "entropy", "expected_norms", "mask_kl", "outgoing_norms"]
+__all__ = ["bernoulli_kl", "expected_norms", "mask_kl", "norms_fed_by", "outgoing_norms"]
 
 
 @singledispatch
@@ -56,12 +56,6 @@ def _(
     return -negative.sum() * (1 if layer.units else units)
 
 
-def entropy(logit: Float[Tensor, "*units"]) -> Float[Tensor, "*units"]:
-    """The entropy of Ber(σ(logit)), without cancellation at either end."""
-    keep = torch.sigmoid(logit)
-    return keep * F.softplus(-logit) + (1 - keep) * F.softplus(logit)
-
-
 def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Float[Tensor, "*units"]:
     """KL(Ber(σ(logit)) ‖ Ber(prior_keep)) for every unit."""
     keep = torch.sigmoid(logit)
@@ -74,6 +68,13 @@ def expected_norms(
     """E‖W‖²/2s² over the masks: weight decay, as strong as the masks make it."""
     keep = torch.sigmoid(logit)
     return (norms / keep if inverted else norms * keep).sum() / (2 * s**2)
+
+
+def norms_fed_by(layer: NoiseLayer, consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
+    """The squared norms of the weights that each unit of a layer feeds; one rate stands for all inputs of the consumer."""
+    if layer.units is None and not (layer.channels and isinstance(consumer, nn.Linear)):
+        units = int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))
+    return outgoing_norms(consumer, units)
 
 
 def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:

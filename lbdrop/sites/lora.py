@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lbdrop._torch import bare_module, parameters_of
 from lbdrop.dropout import LearnableDropout
 from lbdrop.errors import DropoutError
-from lbdrop.rules.priors import entropy
+from lbdrop.masks import entropy
 
 __all__ = ["GatedRanks", "RankGate", "adapters", "cut_ranks", "dropouts", "rank_projections"]
 

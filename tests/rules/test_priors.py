@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from lbdrop import ConcreteDropout, FixedDropout, GaussianDropout, LearnableDropout, Objective
-from lbdrop.rules.priors import bernoulli_kl, entropy, mask_kl, outgoing_norms
+from lbdrop.masks import entropy
+from lbdrop.rules.priors import bernoulli_kl, mask_kl, outgoing_norms
 
 
 def test_kl_terms_equal_their_definitions() -> None:

@@ -18,9 +18,9 @@ from experiments.demo.record import CONTESTANTS, SHOP_CONTESTANTS
 from experiments.demo.run import Network, Settings
 from lbdrop.cli import app
 from lbdrop.dropout import LearnableDropout
+from lbdrop.masks import entropy
 from lbdrop.objective import Bound
 from lbdrop.recommend import Interactions
-from lbdrop.rules.priors import entropy
 from lbdrop.serve import read_titles
 
 runner = CliRunner()
