@@ -31,7 +31,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import members, read_npz, why
+from lbdrop.io.archives import members, read_npz, reason
 
 __all__ = [
     "CLASSES",
@@ -324,7 +324,7 @@ def _pickled(name: str, data: bytes, count: int) -> Rows:
         raise DropoutError(f"{name}: {error}; do not open this file, fetch the official one") from None
     except Exception as error:  # a damaged pickle can fail in any way at all
         raise DropoutError(
-            f"{name}: want a pickled batch, got {type(error).__name__}: {why(error)}; fetch it again"
+            f"{name}: want a pickled batch, got {type(error).__name__}: {reason(error)}; fetch it again"
         ) from error
     batch = batch if isinstance(batch, dict) else {}
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}

@@ -93,7 +93,7 @@ def fit(
     with one_line_errors():
         kind = _recommender()
         from lbdrop.guards.processes import is_first
-        from lbdrop.io.files import alone, remove
+        from lbdrop.io.files import locked, remove
         from lbdrop.recommend.saving import check_target
         from lbdrop.recommend.score_files import unfinished
 
@@ -113,7 +113,7 @@ def fit(
         started = time.perf_counter()
         table = read_training(file, user, item, weight, at_least)
         state = unfinished(out)
-        with writing(out, state), alone(state) if is_first() else nullcontext():
+        with writing(out, state), locked(state) if is_first() else nullcontext():
             model.fit(table, checkpoints=state)
             if not is_first():
                 return  # of several processes one saves the model and talks

@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, read within bounds, records with their provenance."""
+"""Files: written completely or not at all, read within bounds, and records with their provenance."""

@@ -1,8 +1,9 @@
-"""Zip, tar and .npz of anybody's making: read in memory and within bounds; nothing is extracted, followed or unpickled.
+"""Read zip, tar and .npz files from untrusted sources, in memory and within bounds.
 
-What an archive says about itself is not believed. A size is checked before it is read; a zip's compression is one whose
-output can be bounded; a tar is asked for pieces, and no piece, its own headers' among them, is larger than `PIECE`. Names
-choose what is read and never a place on the disk; links and devices are no files.
+Nothing is extracted to disk, no link is followed, nothing is unpickled. Sizes that an archive states are checked before
+anything is read. Only a compression whose output can be bounded is accepted in a zip. A tar is read in pieces of at most
+`MAX_PIECE`, its own headers included. Names of members select what is read and never become paths; links and devices are
+skipped.
 """
 
 import bz2
@@ -23,18 +24,18 @@ import numpy as np
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["BROKEN", "Member", "members", "read_npz", "why"]
+__all__ = ["BROKEN", "Member", "members", "read_npz", "reason"]
 
-PIECE = 1 << 26
-"""Bytes of a tar in one go."""
-TAR = 1 << 34
-"""Bytes of a tar, unpacked; the largest official one has 2."""
-FILES = 200_000
-"""Members of a tar, whose headers compress to almost nothing."""
-NPZ = 1 << 30
+MAX_PIECE = 1 << 26
+"""Bytes read from a tar at once."""
+MAX_TAR = 1 << 34
+"""Bytes of a tar, unpacked; the largest official one has 2³¹."""
+MAX_FILES = 200_000
+"""Members of a tar: their headers compress to almost nothing."""
+MAX_ARRAYS = 1 << 30
 """Bytes of all arrays of an .npz together."""
-DEFLATE = 1032
-"""No byte of deflate's stands for more."""
+MAX_DEFLATE_RATIO = 1032
+"""Bytes that one byte of deflate can stand for, at most."""
 BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
     RuntimeError, struct.error, UnicodeError, OverflowError,
@@ -44,8 +45,8 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 UNPACK: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
-def why(error: BaseException) -> str:
-    """The first line of what went wrong, or its kind."""
+def reason(error: BaseException) -> str:
+    """The first line of an error's message, or its class if it has none."""
     lines = str(error).splitlines()
     return lines[0][:200] if lines else type(error).__name__
 
@@ -54,17 +55,17 @@ def why(error: BaseException) -> str:
 
 
 class Member(NamedTuple):
-    """A plain file in an archive, not yet open."""
+    """A regular file in an archive, not yet open."""
 
     name: str
     size: int
-    """Reading gives no more than this, whatever the archive says elsewhere."""
+    """Reading returns at most this many bytes."""
     open: Callable[[], IO[bytes]]
 
 
 @contextmanager
 def members(path: Path) -> Iterator[list[Member]]:
-    """The plain files of a zip or tar, and of the tars in a tar. What is broken in it is one line, also in the block."""
+    """The regular files of a zip or tar, and of the tars in a tar; damage found in the block is a ``DropoutError`` too."""
     try:
         with ExitStack() as stack:
             with path.open("rb") as file:
@@ -78,8 +79,8 @@ def members(path: Path) -> Iterator[list[Member]]:
                 yield _tarred(raw, stack)
     except (*BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's, not the archive's
-        raise DropoutError(f"{path}: want a whole zip or tar, got {why(error)}; fetch it again") from error
+            raise  # an error of the disk, not of the archive
+        raise DropoutError(f"{path}: want a whole zip or tar, got {reason(error)}; fetch it again") from error
 
 
 def _zipped(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
@@ -91,10 +92,10 @@ def _zipped(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:
-    """The other methods unpack a whole chunk at once, which can be anything."""
+    """Refuse what could unpack to more than it states: other compressions unpack chunks of unbounded size."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise zipfile.BadZipFile(f"{entry.filename} in a compression other than deflate")
-    if entry.file_size > entry.compress_size * DEFLATE:
+    if entry.file_size > entry.compress_size * MAX_DEFLATE_RATIO:
         raise zipfile.BadZipFile(f"{entry.filename} of {entry.file_size:,} bytes in {entry.compress_size:,}")
 
 
@@ -102,11 +103,11 @@ def _tarred(raw: IO[bytes], stack: ExitStack, depth: int = 1) -> list[Member]:
     tar = stack.enter_context(tarfile.TarFile(fileobj=_Bounded(raw)))  # pyright: ignore[reportArgumentType]
     files: list[Member] = []
     for number, member in enumerate(tar):
-        if number >= FILES or member.offset_data + member.size > TAR:
-            raise tarfile.ReadError(f"more than {FILES:,} files or {TAR:,} bytes")
+        if number >= MAX_FILES or member.offset_data + member.size > MAX_TAR:
+            raise tarfile.ReadError(f"more than {MAX_FILES:,} files or {MAX_TAR:,} bytes")
         if not member.isreg():
             continue
-        if depth and member.name.endswith(".tar"):  # Netflix's training_set.tar lies in the tar of everything
+        if depth and member.name.endswith(".tar"):  # as Netflix's training_set.tar
             inner = tar.extractfile(member)
             files += [
                 Member(f"{member.name}/{one.name}", one.size, one.open)
@@ -119,18 +120,18 @@ def _tarred(raw: IO[bytes], stack: ExitStack, depth: int = 1) -> list[Member]:
 
 
 class _Bounded:
-    """A stream that refuses to give much at once: a tar's own headers may ask for gigabytes."""
+    """A stream that refuses to return much at once: the headers of a tar may ask for gigabytes."""
 
     def __init__(self, raw: IO[bytes]):
         self.raw, self.tell, self.seekable = raw, raw.tell, raw.seekable
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= PIECE:
+        if not 0 <= size <= MAX_PIECE:
             raise tarfile.ReadError(f"a piece of {size:,} bytes")
         return self.raw.read(size)
 
     def seek(self, place: int, whence: int = 0) -> int:
-        if not 0 <= place <= TAR:
+        if not 0 <= place <= MAX_TAR:
             raise tarfile.ReadError(f"a place {place:,} bytes into it")
         return self.raw.seek(place, whence)
 
@@ -138,27 +139,29 @@ class _Bounded:
 # --------------------------------------------------------------------------------------------------------------- npz
 
 
-def read_npz(file: Path | IO[bytes], names: Collection[str] | None = None, largest: int = NPZ) -> dict[str, np.ndarray]:
-    """Arrays of numbers or text by name, all or those asked for; a DropoutError tells what it found instead.
+def read_npz(
+    file: Path | IO[bytes], names: Collection[str] | None = None, largest: int = MAX_ARRAYS
+) -> dict[str, np.ndarray]:
+    """Arrays of numbers or text by name; a ``DropoutError`` says what the file has instead.
 
     Args:
         file: the .npz.
-        names: the arrays to read; others are not looked at.
-        largest: bytes of all of them together.
+        names: the arrays to read, by default all.
+        largest: the most bytes that all of them may have together.
     """
     try:
         with zipfile.ZipFile(file) as packed:
             entries = {entry.filename.removesuffix(".npy"): entry for entry in packed.infolist()}
             if missing := [name for name in names or () if name not in entries]:
-                raise DropoutError(f"{_some(entries)} without {', '.join(missing)}")
+                raise DropoutError(f"{_names_of(entries)} without {', '.join(missing)}")
             chosen = {name: entries[name] for name in (entries if names is None else names)}
             if (size := sum(entry.file_size for entry in chosen.values())) > largest:
-                raise DropoutError(f"arrays of {size:,} bytes where at most {largest:,} are wanted")
+                raise DropoutError(f"arrays of {size:,} bytes where at most {largest:,} are allowed")
             return {name: _array(packed, entry) for name, entry in chosen.items()}
     except DropoutError:
         raise
-    except Exception as error:  # a damaged zip or header can fail in any way at all
-        raise DropoutError(why(error)) from error
+    except Exception as error:  # a damaged zip or header can fail in any way
+        raise DropoutError(reason(error)) from error
 
 
 def _array(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
@@ -172,13 +175,13 @@ def _array(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
             raise DropoutError(f"Object arrays in {entry.filename}, which could run code")
         if dtype.kind not in "biufcUS" or not dtype.itemsize:
             raise DropoutError(f"{entry.filename} of {dtype}")
-        # No memory is asked for unless the bytes to fill it are said to be there.
-        size, said = math.prod(shape) * dtype.itemsize, entry.file_size - member.tell()
-        if min(shape, default=0) < 0 or size != said:
-            raise DropoutError(f"{entry.filename} of shape {shape} and {dtype} in {said:,} bytes")
+        # Memory is taken only if the file states as many bytes as the array needs.
+        size, stated = math.prod(shape) * dtype.itemsize, entry.file_size - member.tell()
+        if min(shape, default=0) < 0 or size != stated:
+            raise DropoutError(f"{entry.filename} of shape {shape} and {dtype} in {stated:,} bytes")
         flat, done = np.empty(math.prod(shape), dtype), 0
         view = flat.view(np.uint8)
-        while piece := member.read(PIECE):
+        while piece := member.read(MAX_PIECE):
             view[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
             done += len(piece)
         if done != size:
@@ -186,6 +189,6 @@ def _array(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _some(names: Collection[str]) -> str:
+def _names_of(names: Collection[str]) -> str:
     shown = [ascii(name)[1:-1][:60] for name in sorted(names)]
     return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "") or "nothing"

@@ -1,7 +1,7 @@
-"""Files and folders that are there whole or not at all: written beside their place, brought to the disk, renamed.
+"""Files and folders that are written completely or not at all: written beside the target, flushed to disk, then renamed.
 
-A rename is atomic and the disk is asked to hold the content before it, so that a full disk, a kill or a power cut leaves
-what was there before. What a killed process left beside its target goes when the target is next written.
+A rename is atomic, and the content is flushed before it. So a full disk, a kill or a power cut leaves the old content.
+What a killed process left beside its target is removed when the target is next written.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["alone", "disk_errors", "remove", "replacing"]
+__all__ = ["disk_errors", "locked", "remove", "replacing"]
 
-EXCHANGE, HERE = 2, -100
-"""Linux's RENAME_EXCHANGE and AT_FDCWD."""
+RENAME_EXCHANGE, AT_FDCWD = 2, -100
+"""Constants of Linux's ``renameat2``."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A free place beside ``path`` for a file or a folder, which takes the place of ``path`` if nothing goes wrong."""
+    """A free path beside ``path`` for a file or a folder, which replaces ``path`` if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     beside = _beside(path)
@@ -31,9 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with disk_errors(path):
             yield beside
-            _to_disk(beside)
+            _flush(beside)
             if beside.is_dir() and path.exists():
-                _exchange(beside, path)  # the old one is beside now, and goes
+                _exchange(beside, path)  # the old one is beside now, and is removed
             else:
                 beside.replace(path)
             _sync(path.parent)
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Take a folder away at once: whoever is stopped while its files go leaves no half of it in its place."""
+    """Remove a file or folder at once: a process that is stopped meanwhile leaves no half of it at ``path``."""
     if path.exists():
         _sweep(path)
         away = _beside(path)
@@ -53,7 +53,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What packages with errors of their own say of the disk is an OSError again: polars, safetensors."""
+    """Turn errors about the disk from packages with their own classes, as polars and safetensors, back into ``OSError``."""
     try:
         yield
     except Exception as error:
@@ -65,8 +65,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold ``folder``, which is made if need be, against other processes; a process that is killed lets go of it."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock ``folder`` against other processes, and make it if it is missing; the lock of a killed process is released."""
     try:
         import fcntl
     except ModuleNotFoundError:  # no such locks on this system
@@ -81,17 +81,17 @@ def alone(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             os.close(lock)
             raise DropoutError(
-                f"{folder}: want it for this process alone, got another one at work there; wait for it, or choose another"
-                " place"
+                f"{folder}: want a folder that no other process writes to, got one locked by another process; wait for it, or"
+                " choose another folder"
             ) from error
-        if _is(lock, folder / "lock"):
+        if _is_same_file(lock, folder / "lock"):
             break
-        os.close(lock)  # its holder finished and took the folder away before we had it
+        os.close(lock)  # its holder finished and removed the folder before we had the lock
     try:
         yield
     finally:
-        # With our lock still in it: one that was taken away may be there again, as another process's.
-        if _is(lock, folder / "lock") and [each.name for each in folder.iterdir()] == ["lock"]:
+        # Only if our lock is in it: the folder may have been removed and made again by another process.
+        if _is_same_file(lock, folder / "lock") and [each.name for each in folder.iterdir()] == ["lock"]:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -104,14 +104,14 @@ def _beside(path: Path) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes of this machine that are no more left beside ``path``."""
+    """Remove what processes of this machine that have ended left beside ``path``."""
     pattern = re.compile(rf"{re.escape(path.name)}\.{re.escape(platform.node())}-(\d+)\.part")
     for each in path.parent.iterdir():
-        if (found := pattern.fullmatch(each.name)) and not _lives(int(found.group(1))):
+        if (found := pattern.fullmatch(each.name)) and not _is_running(int(found.group(1))):
             _erase(each)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -128,11 +128,11 @@ def _erase(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _to_disk(path: Path) -> None:
-    """Ask the disk to hold a file, or a folder with all that is in it."""
+def _flush(path: Path) -> None:
+    """Flush a file to disk, or a folder with everything in it."""
     if path.is_dir():
         for each in path.iterdir():
-            _to_disk(each)
+            _flush(each)
     _sync(path)
 
 
@@ -148,9 +148,9 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two folders change places: in one step where the system knows how, in two renames elsewhere."""
+    """Exchange two folders: in one step on systems that can, in three renames elsewhere."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
-    if swap is not None and swap(HERE, os.fsencode(new), HERE, os.fsencode(old), EXCHANGE) == 0:
+    if swap is not None and swap(AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
         return
     away = old.with_name(f"{new.name}.old")
     old.rename(away)
@@ -162,7 +162,7 @@ def _exchange(new: Path, old: Path) -> None:
     away.rename(new)
 
 
-def _is(handle: int, path: Path) -> bool:
+def _is_same_file(handle: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What every results file carries beside its numbers: commit, versions, hardware and date."""
+"""JSON records: written completely, read strictly, and with the commit, versions, hardware and date of their run."""
 
 import json
 import os
@@ -16,12 +16,14 @@ from lbdrop.io.files import replacing
 
 __all__ = ["provenance", "read_json", "write_json"]
 
-LARGEST = 1 << 28
-"""Bytes of a JSON file; the records of a run have thousands."""
+MAX_BYTES = 1 << 28
+"""Bytes of a JSON file; the record of a run has thousands."""
+MAX_DIGITS = 20
+"""Digits of a whole number; sums and formats cannot hold more."""
 
 
 def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
-    """Commit, versions, hardware and date of a run; it is taken to be on a GPU, where there is one, unless told."""
+    """Commit, versions, hardware and date of a run on ``device``, by default a GPU if there is one."""
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -31,7 +33,7 @@ def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> Path:
-    """Write beside the target, then rename: a full disk or Ctrl-C leaves the old file whole."""
+    """Write a file and return its path; a full disk or Ctrl-C leaves the old file as it was."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
@@ -39,11 +41,11 @@ def write_json(path: Path, content: dict[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file that is there, or a DropoutError: UTF-8, each name once, whole numbers of 20 digits."""
+    """The content of a JSON file in UTF-8; a name that occurs twice, or a too long number, is a ``DropoutError``."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise DropoutError(f"{path}: want at most {LARGEST:,} bytes of JSON, got {path.stat().st_size:,}")
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_int=_whole)
+        if path.stat().st_size > MAX_BYTES:
+            raise DropoutError(f"{path}: want at most {MAX_BYTES:,} bytes of JSON, got {path.stat().st_size:,}")
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_names, parse_int=_bounded_int)
     except (DropoutError, FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
@@ -52,23 +54,23 @@ def read_json(path: Path) -> Any:
         raise DropoutError(f"{path}: want JSON, got {str(error).splitlines()[0][:200]}; write it again") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise ValueError(f"the name {twice[:60]!r} twice")
-    return found
+    return content
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 20:  # later sums and formats would not hold it
+def _bounded_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a whole number of {len(digits):,} digits")
     return int(digits)
 
 
 def _commit(here: Path = Path(__file__).parent) -> str:
-    """The commit, marked as dirty where tracked files differ from it, but for results: those that came before change them."""
+    """The commit, marked dirty if tracked files differ from it; results do not count, since earlier runs change them."""
     try:
         commit = _git(here, "rev-parse", "--short=12", "HEAD")
         changed = _git(
@@ -76,7 +78,7 @@ def _commit(here: Path = Path(__file__).parent) -> str:
         )
         return f"{commit}-dirty" if changed else commit
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("LBDROP_COMMIT", "unknown")  # a copy without its history
+        return os.environ.get("LBDROP_COMMIT", "unknown")  # no git, or no repository
 
 
 def _git(here: Path, *words: str) -> str:

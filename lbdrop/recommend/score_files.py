@@ -25,7 +25,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.files import alone, disk_errors, remove, replacing
+from lbdrop.io.files import disk_errors, locked, remove, replacing
 from lbdrop.recommend.checkpoints import fingerprint
 from lbdrop.recommend.history_parts import HistoryParts, SpooledParts, ids_fingerprint, split_into_parts
 from lbdrop.recommend.polars_panics import interrupt_or_itself
@@ -97,7 +97,7 @@ def score_to(
         users, model.fitted_ids(), max(ROWS_IN_MEMORY // min(max(query.k, 1), len(model.items_)), 1)
     )
     work = unfinished(path)
-    with alone(work), _bar(progress) as bar:
+    with locked(work), _bar(progress) as bar:
         folder = work / _identity(model, histories, query)
         for other in work.iterdir():
             if other.is_dir() and other != folder:

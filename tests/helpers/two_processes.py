@@ -116,7 +116,7 @@ def states_apart(folder: Path, rank: int) -> list[str]:
 @contextlib.contextmanager
 def slow_disk() -> Iterator[None]:
     """A file takes its place long after it is written, as on a shared file system."""
-    with mock.patch.object(files, "_to_disk", side_effect=lambda path: time.sleep(0.3)):
+    with mock.patch.object(files, "_flush", side_effect=lambda path: time.sleep(0.3)):
         yield
 
 

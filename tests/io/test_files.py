@@ -9,7 +9,7 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.io import files
-from lbdrop.io.files import alone, disk_errors, remove, replacing
+from lbdrop.io.files import disk_errors, locked, remove, replacing
 
 DEAD = 2**22 + 1
 """No process has this number: Linux stops at 2²²."""
@@ -85,32 +85,32 @@ def test_a_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_folder_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     place = tmp_path / "work"
     code = (
-        "import sys, time; from pathlib import Path; from lbdrop.io.files import alone\n"
-        "with alone(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from lbdrop.io.files import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(DropoutError, match="another one at work there"), alone(place):
+        with pytest.raises(DropoutError, match="locked by another process"), locked(place):
             pass
     finally:
         holder.kill()
         holder.wait()
         assert holder.stdout is not None
         holder.stdout.close()
-    with alone(place):
+    with locked(place):
         assert place.exists()
     assert not place.exists()  # nothing was done in it
 
 
 def test_a_holder_that_took_its_folder_away_leaves_the_next_ones_alone(tmp_path: Path) -> None:
     place = tmp_path / "work"
-    with alone(place):
+    with locked(place):
         remove(place)
-        following = alone(place)
+        following = locked(place)
         following.__enter__()  # at once, while the first has not quite ended
-    with pytest.raises(DropoutError, match="another one at work there"), alone(place):
+    with pytest.raises(DropoutError, match="locked by another process"), locked(place):
         pass
     following.__exit__(None, None, None)
     assert not place.exists()

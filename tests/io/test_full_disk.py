@@ -127,7 +127,7 @@ def control_c(patch: pytest.MonkeyPatch, after: int = 0) -> AbstractContextManag
 
 @contextmanager
 def at_writing(patch: pytest.MonkeyPatch, after: int, fault: Callable[[], None]) -> Iterator[None]:
-    done, real = [0], files._to_disk
+    done, real = [0], files._flush
 
     def met(path: Path) -> None:
         if path.suffix == ".part":  # the output itself, rather than a file in it
@@ -137,7 +137,7 @@ def at_writing(patch: pytest.MonkeyPatch, after: int, fault: Callable[[], None])
         real(path)
 
     with patch.context() as inner:
-        inner.setattr(files, "_to_disk", met)
+        inner.setattr(files, "_flush", met)
         yield
 
 

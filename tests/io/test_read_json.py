@@ -36,7 +36,7 @@ def test_what_is_no_json_is_one_line_that_names_the_file(tmp_path: Path, content
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("[1, 2, 3]")
-    monkeypatch.setattr(records, "LARGEST", 8)
+    monkeypatch.setattr(records, "MAX_BYTES", 8)
     with pytest.raises(DropoutError, match="want at most 8 bytes of JSON, got 9"):
         read_json(tmp_path / "a.json")
 
