@@ -93,7 +93,7 @@ def predict(
     samples: int = 20,
     *,
     kind: Kind = "classification",
-    class_dim: int = 1,
+    class_dim: int | None = None,
     forward: Callable[[nn.Module, Any], Tensor] | None = None,
     keep_samples: bool = True,
     memory: int | None = None,
@@ -109,7 +109,8 @@ def predict(
             list gives its first element.
         samples: how many masks.
         kind: ``"classification"`` (logits, softmax), ``"binary"`` (one logit, sigmoid) or ``"regression"``.
-        class_dim: the axis of the classes in the output: 1 for (batch, classes) and (batch, classes, height, width).
+        class_dim: in classification, the axis of the classes in the output; by default 1, as in (batch, classes) and
+            (batch, classes, height, width).
         forward: how to call the model on a batch, for other signatures and outputs.
         keep_samples: keep every sample beside the summaries.
         memory: bytes that activations may take; by default half of what is free.
@@ -119,6 +120,8 @@ def predict(
     """
     if not isinstance(samples, int) or samples < 1:
         raise DropoutError(f"samples: want a whole number, at least 1, got {samples}")
+    if class_dim is not None and kind != "classification":
+        raise DropoutError(f"class_dim: want it in classification alone, got kind={kind!r}; leave it out")
     core = uncompiled(model)
     noise_layers(core)
     device = next(core.parameters()).device
@@ -145,7 +148,7 @@ def predict(
                 # A functional dropout that is on at test time draws past us: looked for in the first part.
                 with nullcontext() if parts else functional_dropout(core, unreached):
                     outputs = _sample(core, call, rows, samples, plan, generator, unreached)
-                part = Predictive.of(outputs, kind, class_dim, keep_samples)
+                part = Predictive.of(outputs, kind, 1 if class_dim is None else class_dim, keep_samples)
                 refuse_infinite_output(part.mean, core, partial(call, core, rows), len(parts))
                 parts.append(_to_host(part) if is_loader else part)
     if not parts:

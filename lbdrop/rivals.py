@@ -10,6 +10,7 @@ In each, $\sigma(\alpha)$ is the keep rate: a Gaussian of variance $a$ stands fo
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lbdrop._torch import indicator
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
+from lbdrop.errors import DropoutError
 
 __all__ = ["ConcreteDropout", "FixedDropout", "GaussianDropout", "RegularDropout"]
 
@@ -49,6 +51,13 @@ class ConcreteDropout(NoiseLayer):
 
 class GaussianDropout(NoiseLayer):
     """Multiplicative Gaussian noise of mean 1 and learned variance: variational dropout with noise per unit."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        if self.scale != "inverted":
+            raise DropoutError(
+                f"scale: want none with Gaussian noise, whose mean is 1, got {self.scale!r}; leave it out"
+            )
 
     logit_range = (0.0, FURTHEST_LOGIT)  # below 0 the variance stays at its bound and has no gradient
 

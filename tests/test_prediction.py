@@ -179,3 +179,9 @@ class _Pair(nn.Module):
 
     def forward(self, x):
         return self.net(x), x
+
+
+def test_class_axis_outside_of_classification_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), LearnableDropout(4), nn.Linear(4, 1))
+    with pytest.raises(DropoutError, match="class_dim: want it in classification alone, got kind='regression'"):
+        predict(model, torch.randn(5, 3), kind="regression", class_dim=2)

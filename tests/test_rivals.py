@@ -102,3 +102,8 @@ def test_a_rival_takes_one_pass_a_step() -> None:
     model = lbdrop.convert(network(), scheme="concrete", verbose=False)
     objective = Objective(model, Bound(model, 1, weight=0.0), generator=torch.Generator().manual_seed(0))
     assert objective.evaluation(lambda m: m(torch.randn(6, 4)).sum(1)).losses().shape == (1, 6)
+
+
+def test_scale_of_gaussian_noise_is_refused() -> None:
+    with pytest.raises(DropoutError, match="scale: want none with Gaussian noise, whose mean is 1, got 'alpha'"):
+        GaussianDropout(4, scale="alpha")

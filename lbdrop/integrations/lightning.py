@@ -108,7 +108,10 @@ class LearnedRates(Callback):
 
     def _make_objective(self, trainer: Any, module: Any) -> Objective:
         if self.rule is not None:
-            return Objective(module, self.rule(module), estimator=self.estimator)
+            # All that was given, for the objective refuses what a rule of its own makes useless.
+            return Objective(
+                module, self.rule(module), held_out=self.held_out, examples=self.examples, estimator=self.estimator
+            )
         if self.held_out is not None:
             if trainer.world_size > 1:
                 raise DropoutError(

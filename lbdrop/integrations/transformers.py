@@ -168,7 +168,11 @@ class LearnedRatesMixin(Base):
         """Made when it is first asked for: a rule may add parameters, so before the optimiser."""
         if self._objective is None or self._objective.core is not self.model:
             if self.rule is not None:
-                self._objective = Objective(self.model, self.rule(self.model), estimator=self.estimator)
+                # All that was given, for the objective refuses what a rule of its own makes useless.
+                self._objective = Objective(
+                    self.model, self.rule(self.model), held_out=self.held_out, examples=self.examples,
+                    estimator=self.estimator,
+                )  # fmt: skip
             elif self.held_out is not None:
                 if self._steps is None:  # asked for before training
                     self.set_initial_training_values(self.args, self.get_train_dataloader())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lbdrop.dropout import NoiseLayer
 from lbdrop.masks import entropy
 from lbdrop.rivals import FixedDropout, GaussianDropout
+from lbdrop.sites.lora import RankGate
 
 __all__ = ["bernoulli_kl", "expected_norms", "mask_kl", "norms_fed_by", "outgoing_norms"]
 
@@ -54,6 +55,14 @@ def _(
     a = layer.variance()
     negative = 0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3
     return -negative.sum() * (1 if layer.units else units)
+
+
+@mask_kl.register(RankGate)
+def _(
+    layer: RankGate, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
+) -> Float[Tensor, ""]:
+    """A prior of its own: an open rank has a cost."""
+    return (layer.cost * layer.keep - entropy(layer.logit)).sum()
 
 
 def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Float[Tensor, "*units"]:

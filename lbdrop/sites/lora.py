@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop._torch import bare_module, parameters_of
 from lbdrop.dropout import LearnableDropout
 from lbdrop.errors import DropoutError
-from lbdrop.masks import entropy
 
 __all__ = ["GatedRanks", "RankGate", "adapters", "cut_ranks", "dropouts", "rank_projections"]
 
@@ -36,9 +34,6 @@ class RankGate(LearnableDropout):
     def __init__(self, ranks: int, cost: float):
         super().__init__(ranks, START_RATE, channels=True, unit_dim=-1, scale="none")
         self.cost = cost
-
-    def kl(self, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float) -> Float[Tensor, ""]:
-        return (self.cost * self.keep - entropy(self.logit)).sum()
 
 
 class GatedRanks(nn.Linear):
