@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from experiments.rates import run
-from experiments.rates.contestants import CONTESTANTS
+from experiments.rates.record import CONTESTANTS
 from experiments.rates.tasks import TASKS
 from lbdrop.io.records import provenance, write_json
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from experiments.rates import pool, run
-from experiments.rates.contestants import CONTESTANTS
+from experiments.rates.record import CONTESTANTS
 from lbdrop.io.records import provenance, write_json
 
 RESULTS = Path(__file__).parent / "results"

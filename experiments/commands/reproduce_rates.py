@@ -83,7 +83,7 @@ def rates(
 
         failed = run_all(lambda one, seed, records: whos[one])
         if again:  # which ones is known when the grid has run
-            failed += run_all(lambda one, seed, records: table.retraining(records, seed) if one.of.gives_back else [])
+            failed += run_all(lambda one, seed, records: table.retraining(records, seed) if one.of.releases else [])
         with writing(folder):
             for path in table.save(folder):
                 console.print(str(path.resolve()), markup=False, soft_wrap=True)

@@ -9,45 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.rates.record import DASHES, MEASURED, RULES, SCHEME_COLOURS, TASK
 from experiments.report import charts
 from experiments.report.compose import Grid, Part
 from experiments.report.page import Chapter, Section, facts, findings, note, plus_minus, section
 from experiments.report.records import Json, check, load
-from experiments.report.schema import fields, listed, mapped, maybe, number, text, whole
 from experiments.report.statistics import judged, paired, stat
 from experiments.report.svg import panels
 from experiments.report.tables import Columns, html
 
 __all__ = ["part", "summarise"]
-
-FAMILY = {
-    "kl": "lbd",
-    "balanced": "tuned",
-    "self-tuning": "other",
-    "loss": "loss",
-    "prior": "other",
-    "one-step": "ahead",
-}
-SCHEMES = {"concrete": "concrete", "gaussian": "gaussian"}
-HOW = {"deterministic": "NLL", "masks": "NLL, 20 masks"}
-DASHES = {"unit": "7 3", "model": "2 3"}
-
-
-def _scores(name: str, value: Any) -> None:
-    fields({"nll": number})(name, value)
-    mapped(number)(name, value)
-
-
-_SCORES = fields(dict.fromkeys(HOW, _scores))
-_RECORD = fields(
-    {
-        "contestant": text, "label": text, "seed": whole, "provenance": fields({}), "validation": _SCORES, "test": _SCORES,
-        "settings": fields({"scheme": maybe(text), "rule": text, "per": text, "start": maybe(number)}),
-        "rates": mapped(fields({"mean": number})), "seconds": fields({"cpu": number}),
-        "history": listed(fields({"epoch": whole, "rates": mapped(number)})),
-    }
-)  # fmt: skip
-TASK = fields({"task": text, "records": listed(_RECORD, least=1)})
 
 
 def part(files: Sequence[Path], data: Path | None) -> Part:
@@ -85,7 +56,7 @@ def summarise(records: Sequence[Json]) -> list[dict[str, Any]]:
             for seed in {record["seed"] for record in records}
             if any(seed in by[name] for name in fixed)
         }
-        for how in HOW
+        for how in MEASURED
     }
     rows = [_row(name, runs, chosen) for name, runs in by.items()]
     return sorted(rows, key=lambda row: (row["order"], row["start"] if row["fixed"] else 0.0, row["label"]))
@@ -94,20 +65,21 @@ def summarise(records: Sequence[Json]) -> list[dict[str, Any]]:
 def _row(name: str, runs: Mapping[int, Json], chosen: Mapping[str, Mapping[int, Json]]) -> dict[str, Any]:
     first = next(iter(runs.values()))
     settings, fixed = first["settings"], _fixed(first)
-    rivals = settings["scheme"] in SCHEMES
-    kind = "mc" if fixed else SCHEMES.get(settings["scheme"]) or FAMILY.get(settings["rule"], "other")
+    rivals = settings["scheme"] in SCHEME_COLOURS
+    rule = RULES.get(settings["rule"])
+    colour = "mc" if fixed else SCHEME_COLOURS.get(settings["scheme"]) or (rule.colour if rule else "other")
     measures = [measure for measure in first["test"]["deterministic"] if measure != "nll"]
     layers = {layer: None for run in runs.values() for layer in run["rates"]}
     return {
-        "key": name, "label": first["label"], "family": kind if settings["scheme"] else "other",
+        "key": name, "label": first["label"], "family": colour if settings["scheme"] else "other",
         "dash": DASHES.get(settings["per"], "") if not fixed else "", "fixed": fixed,
         "order": 0 if fixed else 1 if rivals else 2, "start": (settings["start"] or 0.0) if settings["scheme"] else 0.0,
         "seeds": sorted(runs),
-        "nll": {how: stat(run["test"][how]["nll"] for run in runs.values()) for how in HOW},
+        "nll": {how: stat(run["test"][how]["nll"] for run in runs.values()) for how in MEASURED},
         "against": {
             how: paired((run["test"][how]["nll"], chosen[how][seed]["test"][how]["nll"])
                         for seed, run in runs.items() if seed in chosen[how])
-            for how in HOW
+            for how in MEASURED
         },
         "measures": {name: stat(run["test"]["deterministic"].get(name) for run in runs.values()) for name in measures},
         "rates": {layer: stat(run["rates"][layer]["mean"] for run in runs.values() if layer in run["rates"])
@@ -155,7 +127,7 @@ def _said(name: str, rows: Sequence[Json]) -> Iterable[str]:
 def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
     best = {
         heading: min(rows, key=lambda row: row["nll"][how]["mean"])["key"]
-        for how, heading in HOW.items()
+        for how, heading in MEASURED.items()
         if len(rows) > 1
     }
     told = note(
@@ -177,10 +149,10 @@ def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
 
 def _columns(rows: Sequence[Json]) -> Columns:
     def nll(how: str) -> Columns:
-        return {HOW[how]: lambda row: plus_minus(row["nll"][how], 4)}
+        return {MEASURED[how]: lambda row: plus_minus(row["nll"][how], 4)}
 
     def against(how: str) -> Columns:
-        return {f"Δ {HOW[how]}": lambda row: _difference(row["against"][how])}
+        return {f"Δ {MEASURED[how]}": lambda row: _difference(row["against"][how])}
 
     others = {name: None for row in rows for name in row["measures"]}
 

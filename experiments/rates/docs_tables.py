@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.rates.record import DOCUMENTED, OURS
 from experiments.rates.run import RESULTS, read
 from experiments.rates.table import by_seed
 from experiments.rates.tasks import TASKS
@@ -21,25 +22,20 @@ __all__ = ["PAGES", "against", "counts", "filled", "verdicts"]
 
 ROOT = Path(__file__).parent.parent.parent
 Summary = Mapping[str, Any]
-OURS = "balanced-layer"
 
 
 def verdicts(whole: Summary, how: str) -> Iterator[str]:
     """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
-    yield (
-        "| task | seeds | grid, validation-chosen | balanced noise, per layer | per unit | one rate | self-tuning, per layer |"
-        " Concrete | Gaussian | grid's choice retrained; balanced noise per layer against it |"
-    )
+    columns = " | ".join(DOCUMENTED.values())
+    last = "grid's choice retrained; balanced noise per layer against it"
+    yield f"| task | seeds | grid, validation-chosen | {columns} | {last} |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, found in _tasks(whole):
         grid, again = found["chosen"][how], found["retrained"].get(how)
         low, high = min(grid["rates"]), max(grid["rates"])
         rates = _short(low) if low == high else f"{_short(low)}–{_short(high)}"
         last = "–" if again is None else f"{_number(again['nll'])}; {_verdict(again[OURS])}"
-        learned = " | ".join(
-            _cell(found["contestants"].get(who), how)
-            for who in (OURS, "balanced-unit", "balanced-model", "tuned-layer", "concrete", "gaussian")
-        )
+        learned = " | ".join(_cell(found["contestants"].get(who), how) for who in DOCUMENTED)
         yield f"| {name} | {len(found['seeds'])} | {_number(grid['nll'])} ({rates}) | {learned} | {last} |"
 
 

@@ -6,18 +6,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from experiments.rates.record import FIGURE_LINES
 from lbdrop.io.files import replacing
 
 __all__ = ["save"]
 
 Record = Mapping[str, Any]
-STYLES = {"balanced-layer": "-", "balanced-layer-0.05": ":", "balanced-layer-0.3": "-.", "balanced-layer-0.7": "--"}
 COLUMNS = 3
 
 
 def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
     """One panel a task, the mean over seeds; nothing where no task has balanced rates."""
-    shown = {task: [r for r in each if r["contestant"] in STYLES] for task, each in records.items()}
+    shown = {task: [r for r in each if r["contestant"] in FIGURE_LINES] for task, each in records.items()}
     shown = {task: each for task, each in shown.items() if each}
     if not shown:
         return None
@@ -39,7 +39,7 @@ def save(records: Mapping[str, Sequence[Record]], path: Path) -> Path | None:
 
 def _panel(panel: Any, task: str, runs: Sequence[Record]) -> None:
     layers = list(runs[0]["rates"])
-    for contestant, style in STYLES.items():
+    for contestant, style in FIGURE_LINES.items():
         same = [run["history"] for run in runs if run["contestant"] == contestant]
         if not same:
             continue

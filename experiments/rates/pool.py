@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.rates import contestants, run, tasks
+from experiments.rates import run, tasks
+from experiments.rates.record import CONTESTANTS
 from experiments.threads import one_thread
 from lbdrop.errors import DropoutError
 
@@ -47,7 +48,7 @@ class Job(NamedTuple):
 
     def run(self) -> dict[str, Any] | DropoutError:
         """Its record; or why there is none, since other runs do not depend on this one."""
-        task, contestant = tasks.TASKS[self.task], contestants.CONTESTANTS[self.contestant]
+        task, contestant = tasks.TASKS[self.task], CONTESTANTS[self.contestant]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -60,7 +61,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{self.task}, {contestants.CONTESTANTS[self.contestant].label}, seed {self.seed}"
+        return f"{self.task}, {CONTESTANTS[self.contestant].label}, seed {self.seed}"
 
 
 def outcomes(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, dict[str, Any] | DropoutError], None, None]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import lbdrop
-from experiments.rates.contestants import GIVING_BACK, RATE_LR, Batches, Contestant
+from experiments.rates.contestants import RATE_LR, RELEASING, Batches, build_network, build_objective
+from experiments.rates.record import Contestant
 from experiments.rates.tasks import DATA, Pair, Task
 from experiments.rival_rules.one_step import OneStep
 from experiments.rival_rules.self_tuning import EVERY, parameter_groups
@@ -55,11 +56,13 @@ class Training:
             data = data._replace(train=tuple(torch.cat(pair) for pair in zip(data.train, data.validation, strict=True)))
         torch.manual_seed(seed)
         self.task, self.data = task, data
-        self.model = contestant.model(task, data, device)
+        self.model = build_network(contestant, task, data, device)
         self.batches = Batches(data.train, task.batch, torch.Generator().manual_seed(seed))
         self.epochs = epochs or task.epochs
         steps = self.epochs * len(self.batches)
-        self.objective = contestant.objective(self.model, task, data, steps, torch.Generator().manual_seed(seed + 1))
+        self.objective = build_objective(
+            contestant, self.model, task, data, steps, torch.Generator().manual_seed(seed + 1)
+        )
         self.optimizer, self.schedule = _optimizer(self.model, task.lr, steps)
         if isinstance(self.objective, OneStep):
             self.objective.follow(self.optimizer)
@@ -137,7 +140,7 @@ def _of_rule(name: str, per: str) -> dict[str, Any]:
     """What the rule itself has settled, so that runs under other defaults are not taken for its own."""
     if name not in RULES:
         return {}
-    parameters = signature(GIVING_BACK[name]).parameters
+    parameters = signature(RELEASING[name]).parameters
     defaults = {k: parameters[k].default for k in ("plain", "share", "spread") if k in parameters}
     c = CONSTANTS
     constants = {"kappa": c.cost_share, "gamma": c.cost_power, "first": c.start, "early": c.warm_up, "most": c.max_rate,

@@ -2,8 +2,8 @@
 
 One seed is one grid search: no dropout and six rates are trained, validation NLL picks one, and its test NLL is what a learned
 run of that seed has to match. The oracle is the fixed rate with the best mean test NLL, which nobody can choose. Where the
-chosen rate was trained once more on training and validation examples together, rules that give them back are compared with
-that too.
+chosen rate was trained once more on training and validation examples together, rules that release them are compared with that
+too.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rates import figure, other_experiments
-from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, STARTS, Contestant
+from experiments.rates.record import CONTESTANTS, GRID, MEASURED, RULES, STARTS, Contestant
 from experiments.rates.run import by_earlier_rule, read
 from experiments.rates.tasks import TASKS
 from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minus, spread
@@ -24,7 +24,8 @@ __all__ = ["FIXED", "by_seed", "chosen", "retraining", "save", "summarise", "sum
 Record = Mapping[str, Any]
 By = dict[str, dict[int, Record]]
 FIXED = ("none", *(f"fixed-{rate:g}" for rate in GRID))
-HOW = ("deterministic", "masks")
+HOW = tuple(MEASURED)
+_RELEASING = [name for name, rule in RULES.items() if rule.finds_start]
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
             for name in (
                 name
                 for name, who in CONTESTANTS.items()
-                if who.rule in GIVING_BACK and seeds and set(seeds) <= set(by.get(name, {}))
+                if who.rule in _RELEASING and seeds and set(seeds) <= set(by.get(name, {}))
             ):
                 found["retrained"][how][name] = paired(
                     *([runs[seed]["test"][how]["nll"] for seed in seeds] for runs in (by[name], again))
@@ -71,7 +72,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         one, whole = _mean(map(_seconds, one_run)), sum(_mean(map(_seconds, runs)) for runs in grid)
         found["cost"] = {"fixed_run_seconds": one if alike else None, "grid_runs": len(FIXED)}
         found["cost"]["grid_seconds"] = whole if alike else None
-    found["starts"] = {rule: _starts(by, rule) for rule in ("tuned", "balanced")}
+    found["starts"] = {rule: _starts(by, rule) for rule in (RULES[name].prefix for name in _RELEASING)}
     return found
 
 

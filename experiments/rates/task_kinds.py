@@ -22,8 +22,8 @@ class TaskKind:
     class_dim = 1
     many = False
     """Whether an example has several observations, of which its loss is the mean."""
-    gives_back = True
-    """Whether held-out examples can be trained on: those of another form than training's teach another task."""
+    releases = True
+    """Whether held-out examples may be released into training: those of another form than training's teach another task."""
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
         """Of each example: its negative log likelihood, by the number of its observations."""
@@ -80,7 +80,7 @@ class Regression(TaskKind):
 class Ranking(TaskKind):
     """Likes of a user: a multinomial over the catalogue. In training a row predicts itself, held out one part the other."""
 
-    many, gives_back = True, False
+    many, releases = True, False
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
         return recommendation.losses(model, x, y)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rates_command import SEEDS, main
-from experiments.rates.contestants import CONTESTANTS, chosen
+from experiments.rates.contestants import chosen
+from experiments.rates.record import CONTESTANTS
 from experiments.rates.tasks import TASKS
 
 

@@ -56,7 +56,7 @@ def numbers(records: list[dict]) -> list[object]:
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_every_method_goes_on_from_the_start_and_records_everything(method: str, start: recipes.Start) -> None:
     records, maps = recipes.run(replace(SMALL, method=method), data(), start, progress=False)
-    assert [r["method"] for r in records] == list(recipes.METHODS[method].rows) == list(maps)
+    assert [r["method"] for r in records] == [row.name for row in recipes.METHODS[method].rows] == list(maps)
     for record in records:
         json.dumps(record, allow_nan=False)
         assert set(record["test"]) == {
@@ -75,7 +75,7 @@ def test_every_method_goes_on_from_the_start_and_records_everything(method: str,
         assert sum(record["reliability"]["count"]) == 5 * (36 * 44 - 36)  # pixels that are not void
         assert len(record["rates"]) == 2
         assert len(record["start"]["losses"]) == record["start"]["epochs"] == 1
-        learns = recipes.METHODS[method].kind.learns
+        learns = recipes.METHODS[method].layer.learns
         moved = any(abs(layer["mean"] - (0.05 if learns else 0.2)) > 1e-3 for layer in record["rates"].values())
         assert moved == learns
         found = maps[record["method"]]
@@ -91,7 +91,7 @@ def test_the_start_fits_every_method_whose_rates_are_its_own(start: recipes.Star
         found = network.load_state_dict(start.state, strict=False)
         assert not found.unexpected_keys
         assert found.missing_keys == [f"middle.layers.{i}.dropout.logit" for i in range(2)]
-        rate = 0.05 if each.kind.learns else 0.2
+        rate = 0.05 if each.layer.learns else 0.2
         assert [layer.p for layer in noise_layers(network).values()] == pytest.approx([rate, rate])
     kernels = [value for name, value in start.state.items() if value.dim() > 1]
     assert {value.dtype for value in kernels} == {torch.bfloat16}

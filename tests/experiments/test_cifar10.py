@@ -40,15 +40,15 @@ def test_every_method_runs_and_records_everything(method: str) -> None:
     settings = replace(TUNED if recipes.METHODS[method].rule == "self-tuning" else SMALL, method=method)
     record = recipes.run(settings, data, foreign=foreign, shifts=shifts, progress=False)
     json.dumps(record, allow_nan=False)
-    assert record["label"] == recipes.METHODS[method][0]
+    assert record["label"] == recipes.METHODS[method].label
     assert {"accuracy", "nll", "brier", "ece", "aurc", "pavpu_mean_entropy", "pavpu_sweep"} <= set(record["test"])
     assert len(record["pavpu_curve"]["pavpu"]) == len(record["pavpu_curve"]["t"]) == 11
     assert [sum(layer["counts"]) for layer in record["rates"].values()] == (
-        [32, 32] if recipes.METHODS[method][2] == "unit" else [1, 1]
+        [32, 32] if recipes.METHODS[method].per == "unit" else [1, 1]
     )
     assert len(record["certainty"]["least"]) == len(record["certainty"]["most"]) == 12
     assert 0 <= record["ood"]["entropy"] <= 1
-    learned = recipes.METHODS[method][1].learns
+    learned = recipes.METHODS[method].learns
     moved = any(abs(layer["mean"] - SMALL.rate) > 1e-6 for layer in record["rates"].values())
     assert moved == learned
 

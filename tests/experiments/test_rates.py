@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 import lbdrop
 from experiments.commands import reproduce_rates
 from experiments.rates import figure, images, run, table, verdicts
-from experiments.rates.contestants import CONTESTANTS, GIVING_BACK, GRID, Batches, Contestant, MaskPrior, chosen
+from experiments.rates.contestants import RELEASING, Batches, build_network, chosen
+from experiments.rates.record import CONTESTANTS, GRID, Contestant
 from experiments.rates.tasks import SMALL, TASKS, Data, Task
 from experiments.rates.tasks import chosen as chosen_tasks
+from experiments.rival_rules.mask_prior import MaskPrior
 from lbdrop import Objective
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
@@ -68,7 +70,7 @@ def test_a_seed_has_the_same_weights_and_batches_for_every_contestant() -> None:
     weights = []
     for name in ("none", "fixed-0.5", "concrete", "tuned-layer", "kl-unit"):
         torch.manual_seed(3)
-        model = CONTESTANTS[name].model(task, data)
+        model = build_network(CONTESTANTS[name], task, data)
         weights.append(torch.cat([p.detach().flatten() for n, p in model.named_parameters() if "weight" in n]))
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 
@@ -160,7 +162,7 @@ def made_record(contestant: Contestant, seed: int, validation: float, test: floa
         "task": "tiny", "contestant": contestant.name, "label": contestant.label, "seed": seed,
         "settings": run.settings(tiny_task(), contestant), "validation": both(validation), "test": both(test),
         "rates": layers, "history": [{"epoch": e, "rates": {k: v["mean"] for k, v in layers.items()}} for e in (0, 1)],
-        "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule in GIVING_BACK else 2.0},
+        "seconds": {"train": 3.0, "cpu": 4.0 if contestant.rule in RELEASING else 2.0},
         "provenance": {"hardware": "a processor, 1 threads"},
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.rates import run
-from experiments.rates.contestants import CONTESTANTS
+from experiments.rates.record import CONTESTANTS
 from experiments.rates.tasks import TASKS
 from lbdrop.cli import app
 

@@ -16,10 +16,13 @@ import lbdrop
 from experiments.collaborative import samples
 from experiments.networks.vgg import VGG
 from experiments.rates import features, images, recommendation, run, text, uci
-from experiments.rates.contestants import CONTESTANTS, MaskPrior, chosen
+from experiments.rates.contestants import build_network, build_objective, chosen
+from experiments.rates.record import CONTESTANTS
 from experiments.rates.tasks import TASKS
+from experiments.rival_rules.mask_prior import MaskPrior
+from experiments.rival_rules.self_tuning import SelfTuning
 from experiments.vision import cifar10
-from lbdrop import Balanced, Bound, Objective, SelfTuning
+from lbdrop import Balanced, Bound, Objective
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.prepared import load_prepared
@@ -35,9 +38,9 @@ def test_every_task_loads_builds_and_takes_a_step(name: str, small_data: Path, m
     )
     task = TASKS[name]
     data = task.data(small_data, 0)
-    model = CONTESTANTS["tuned-layer"].model(task, data)
-    objective = CONTESTANTS["tuned-layer"].objective(
-        model, replace(task, batch=4), data, 100, torch.Generator().manual_seed(0)
+    model = build_network(CONTESTANTS["tuned-layer"], task, data)
+    objective = build_objective(
+        CONTESTANTS["tuned-layer"], model, replace(task, batch=4), data, 100, torch.Generator().manual_seed(0)
     )
     before = [p.clone() for p in model.parameters()]
     optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.01, lr=task.lr))
@@ -159,8 +162,8 @@ def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) 
         task = TASKS[name]
         data = task.data(small_data, 0)
         for contestant, rule in (("tuned-layer", SelfTuning), ("balanced-layer", Balanced)):
-            model = CONTESTANTS[contestant].model(task, data)
-            objective = CONTESTANTS[contestant].objective(model, task, data, 100, torch.Generator())
+            model = build_network(CONTESTANTS[contestant], task, data)
+            objective = build_objective(CONTESTANTS[contestant], model, task, data, 100, torch.Generator())
             assert isinstance(objective, Objective)
             assert isinstance(objective.rule, rule)
             assert objective.rule.examples == back
@@ -209,8 +212,13 @@ def test_what_the_head_reads_is_what_vgg_makes_of_enlarged_images(
 def test_a_prior_on_masks_counts_those_that_an_observation_has(small_data: Path) -> None:
     task = TASKS["ml-1m-paper"]
     data = task.data(small_data, 0)
-    objective = CONTESTANTS["prior-layer"].objective(
-        CONTESTANTS["prior-layer"].model(task, data), task, data, 10, torch.Generator()
+    objective = build_objective(
+        CONTESTANTS["prior-layer"],
+        build_network(CONTESTANTS["prior-layer"], task, data),
+        task,
+        data,
+        10,
+        torch.Generator(),
     )
     assert isinstance(objective, Objective)
     assert isinstance(objective.rule, MaskPrior)
@@ -219,12 +227,12 @@ def test_a_prior_on_masks_counts_those_that_an_observation_has(small_data: Path)
 
 def test_a_prior_on_weights_is_shared_by_all_observations_of_an_example() -> None:
     task = TASKS["text"]
-    model = CONTESTANTS["kl-layer"].model(task, task.data(Path(), 0))
-    objective = CONTESTANTS["kl-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
+    model = build_network(CONTESTANTS["kl-layer"], task, task.data(Path(), 0))
+    objective = build_objective(CONTESTANTS["kl-layer"], model, task, task.data(Path(), 0), 10, torch.Generator())
     assert isinstance(objective, Objective)
     assert isinstance(objective.rule, Bound)
     assert objective.rule.weight / objective.rule.examples == pytest.approx(1 / (text.SIZES[0] * text.CONTEXT))
-    prior = CONTESTANTS["prior-layer"].objective(model, task, task.data(Path(), 0), 10, torch.Generator())
+    prior = build_objective(CONTESTANTS["prior-layer"], model, task, task.data(Path(), 0), 10, torch.Generator())
     assert isinstance(prior, Objective)
     assert isinstance(prior.rule, MaskPrior)
     assert prior.rule.weight == 1  # every character has masks of its own

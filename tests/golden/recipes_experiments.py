@@ -75,7 +75,7 @@ def rates() -> Numbers:
     from torch import nn
 
     from experiments.rates import run
-    from experiments.rates.contestants import CONTESTANTS
+    from experiments.rates.record import CONTESTANTS
     from experiments.rates.tasks import Data, Task
 
     def load(folder: Path, seed: int) -> Any:

@@ -171,10 +171,11 @@ def _collaborative(patch: Patch, folder: Path) -> None:
 
 def _rates(patch: Patch, folder: Path) -> None:
     from experiments.rates import contestants, pool, run, tasks
+    from experiments.rates.record import CONTESTANTS
 
     patch(pool, "usual_workers", lambda device: 1)  # other processes would know nothing of these
     few = ("none", "fixed-0.5", "tuned-layer")
-    patch(contestants, "CONTESTANTS", {name: contestants.CONTESTANTS[name] for name in few})
+    patch(contestants, "CONTESTANTS", {name: CONTESTANTS[name] for name in few})
     patch(tasks, "TASKS", {name: replace(task, epochs=1) for name, task in tasks.TASKS.items()})
     patch(run, "RESULTS", folder / "experiments" / "rates" / "results")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments.rates.one_step import OneStep
 from torch import Tensor, nn
 
 import lbdrop
+from experiments.rival_rules.one_step import OneStep
 from lbdrop import masks
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
