@@ -175,6 +175,7 @@ class Segmenter(Classifier):
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         # New mappings: the optimiser's own are in the checkpoint as they are.
         checkpoint["state_dict"] = _round(checkpoint["state_dict"])
         for optimizer in checkpoint["optimizer_states"]:
