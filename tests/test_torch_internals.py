@@ -370,8 +370,6 @@ def test_indicator_works_under_vmap_whichever_side_has_the_lanes() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ architecture
 
-EXEMPT = {"dropout.py", "objective.py", "rules/held_out.py"}
-"""Files that still use an internal themselves; to be emptied."""
 OF_STRINGS = {"_orig_mod", "_forward_module"}
 """Private names that are read by ``getattr``; elsewhere such a string may be the name of an operation."""
 
@@ -437,7 +435,7 @@ def test_package_uses_internals_in_one_file_alone() -> None:
         if (uses := uses_of_internals(path.read_text(encoding="utf-8"), names))
     }
     assert found.pop("_torch.py")
-    assert {name: uses for name, uses in found.items() if name not in EXEMPT} == {}
+    assert found == {}
 
 
 def test_every_internal_has_a_name_that_says_what_it_is() -> None:

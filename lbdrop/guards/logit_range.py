@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-import torch
-
+from lbdrop._torch import clamp_many
 from lbdrop.dropout import NoiseLayer
 
 __all__ = ["clamp_logits"]
@@ -19,5 +18,4 @@ def clamp_logits(layers: Iterable[NoiseLayer]) -> None:
         return
     # By .data: losses of an earlier call may still be waiting for their backward pass, and within the range nothing changes.
     logits = [logit.data for logit in found]
-    torch._foreach_clamp_min_(logits, [low for low, _ in found.values()])
-    torch._foreach_clamp_max_(logits, [high for _, high in found.values()])
+    clamp_many(logits, [low for low, _ in found.values()], [high for _, high in found.values()])

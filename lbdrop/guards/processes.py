@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop._torch import ddp_parameters, fabric_forward_module, uncompiled
+from lbdrop._torch import ddp_is_active, ddp_parameters, fabric_forward_module, uncompiled
 from lbdrop.errors import DropoutError
 
 __all__ = [
@@ -131,7 +131,7 @@ def check_wrapper(model: nn.Module, wrapper: nn.Module | None) -> None:
 
 def train_together(wrapper: nn.Module | None) -> bool:
     """Whether several processes train a model together: it is wrapped, or a step runs inside its wrapper's forward."""
-    return several() and (wrapper is not None or DistributedDataParallel._active_ddp_module is not None)
+    return several() and (wrapper is not None or ddp_is_active())
 
 
 def several() -> bool:

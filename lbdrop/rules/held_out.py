@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lbdrop._torch import tree_flatten, tree_unflatten
 from lbdrop.errors import DropoutError
 
 __all__ = ["HeldOut", "size_of"]
