@@ -130,6 +130,7 @@ class SelfTuning:
         self.slopes, self.measurements = Slopes(len(self.logits)), Measurements(1)
         self.trial_sums = torch.zeros(9, len(self.logits), dtype=torch.float64)
         self.began = 0  # the step at which rates began to move early
+        self.off: list[int] = []
         self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, noise_trial.STEPS)
         self._at_once = self.held_out.at_once
         self._looks, self._check = 0, ResponseCheck(model, self.layers, self.logits)
@@ -296,20 +297,20 @@ class SelfTuning:
         return [d and bool((a > edge).all()) for a, d in zip(self.logits, down, strict=True)]
 
     def _switch_off(self, which: Sequence[bool]) -> None:
-        off = [logit for logit, is_off in zip(self.logits, which, strict=True) if is_off and logit.requires_grad]
-        for logit in off:
-            logit.data.fill_(OFF)
-        self._stay(off)
+        off = [rate for rate, logit in enumerate(self.logits) if which[rate] and logit.requires_grad]
+        for rate in off:
+            self.logits[rate].data.fill_(OFF)
+        self.off += off
+        self._stay([self.logits[rate] for rate in off])
 
-    def _stay(self, logits: list[nn.Parameter]) -> None:
+    def _stay(self, logits: Sequence[nn.Parameter]) -> None:
         for logit in logits:
             logit.requires_grad_(False)
 
     def state_dict(self) -> dict[str, Any]:
-        off = [rate for rate, logit in enumerate(self.logits) if bool((logit > logit_of(LOWEST) + 1).all())]
         return {
             "slopes": self.slopes.state_dict(), "measurements": self.measurements.state_dict(),
-            "trial": self.trial_sums, "began": self.began, "off": off,
+            "trial": self.trial_sums, "began": self.began, "off": list(self.off),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -317,9 +318,8 @@ class SelfTuning:
         self.measurements.load_state_dict(state["measurements"])
         self.trial_sums, self.began = state["trial"].clone(), state["began"]
         self.begins = self.began or self.begins
-        for rate in state["off"] if self.slopes.steps else ():
-            self.logits[rate].data.fill_(OFF)
-            self.logits[rate].requires_grad_(False)
+        self.off = [*state["off"]]
+        self._stay([self.logits[rate] for rate in self.off])
 
     def restart(self) -> None:
         """Begin the held-out data anew, as at the start of an epoch: a run taken up again then sees what it would have."""

@@ -39,15 +39,15 @@ def ahead() -> tuple[nn.Module, OneStep, tuple[Tensor, Tensor], tuple[Tensor, Te
 
 
 def moved(
-    weights: dict[str, nn.Parameter], tangents: dict[str, Tensor], by: float, look: Callable[[], Tensor]
+    weights: dict[str, nn.Parameter], tangents: dict[str, Tensor], by: float, losses: Callable[[], Tensor]
 ) -> Tensor:
     with torch.no_grad():
         for name, t in tangents.items():
             weights[name].add_(by * t)
-        seen = look()
+        found = losses()
         for name, t in tangents.items():
             weights[name].sub_(by * t)
-    return seen
+    return found
 
 
 def test_one_step_slopes_are_those_of_the_enumerated_expectation(ahead: Any) -> None:
@@ -81,7 +81,7 @@ def test_one_step_slopes_are_those_of_the_enumerated_expectation(ahead: Any) -> 
     assert ((draws.mean(0) - torch.tensor(slopes)).abs() < 4 * error).all()
 
 
-def test_the_look_ahead_is_orthogonal_to_the_momentum(ahead: Any) -> None:
+def test_tangents_are_orthogonal_to_the_momentum(ahead: Any) -> None:
     _, rule, _, held_out = ahead
     assert rule.optimizer is not None
     along = sum(
@@ -105,7 +105,7 @@ def test_weights_get_the_training_gradient_alone(ahead: Any) -> None:
     assert all(bool(logit.grad.abs() > 0) for logit in rule.logits)
 
 
-def test_another_optimiser_than_adam_is_refused(ahead: Any) -> None:
+def test_optimiser_other_than_adam_is_refused(ahead: Any) -> None:
     model, rule, _, _ = ahead
     with pytest.raises(DropoutError, match="want Adam.*got SGD"):
         rule.follow(torch.optim.SGD(model.parameters()))

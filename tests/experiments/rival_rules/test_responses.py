@@ -6,10 +6,24 @@ from helpers.small_self_tuned import crossed, small, stirred
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop import DropoutError, Objective, SelfTuning
+from experiments.rival_rules.responding import RespondingDropout
+from experiments.rival_rules.self_tuning import SelfTuning
+from lbdrop import DropoutError, Objective
 
 
-def test_after_training_the_responses_do_not_show() -> None:
+def test_rule_replaces_every_learned_dropout_and_keeps_its_rate() -> None:
+    shared = nn.Parameter(torch.zeros(()))
+    first, second = (lbdrop.LearnableDropout(logit=shared, scale="none") for _ in range(2))
+    model = nn.Sequential(first, nn.Linear(6, 8), second, nn.Sequential(first, nn.Linear(8, 3)))
+    x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    SelfTuning(model, [(x, y)], steps=100)
+    assert all(type(layer) is RespondingDropout for layer in (model[0], model[2]))
+    assert model[0] is model[3][0]
+    assert model[0].logit is model[2].logit is shared
+    assert model[0].scale == "none"
+
+
+def test_responses_do_not_show_after_training() -> None:
     model, x, y = small()
     before = model.eval()(x)
     SelfTuning(model, [(x, y)], steps=100)
@@ -39,7 +53,7 @@ def test_masked_attention_stays_masked() -> None:
     assert torch.allclose(objective(losses, changed), first)
 
 
-def test_one_dropout_called_at_two_widths_answers_at_both() -> None:
+def test_dropout_called_at_two_widths_responds_at_both() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Settled rates stay, masks are drawn at them, and held-out examples are given back to training at their share."""
+"""Frozen rates stay, masks are drawn at them, and held-out examples are released to training at their share."""
 
 from typing import Any
 
@@ -7,11 +7,12 @@ import torch
 from helpers.small_self_tuned import crossed, small
 from torch import Tensor, nn
 
-from lbdrop import DropoutError, Objective, SelfTuning
+from experiments.rival_rules.self_tuning import SelfTuning
+from lbdrop import DropoutError, Objective
 
 
-def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
-    """A rule whose rates are settled after one step, with held-out examples that can be told from the others."""
+def frozen(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
+    """A rule whose rates are frozen after one step, with held-out examples that can be told from the others."""
     model, x, y = small()
     held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
     objective = Objective(model, SelfTuning(model, held, steps=100, share=0.01, **options))
@@ -20,8 +21,8 @@ def settled(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("examples", [None, 7])
-def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(examples: int | None) -> None:
-    _, objective, x, y = settled(examples=examples)
+def test_held_out_examples_are_released_at_their_share_once_rates_are_frozen(examples: int | None) -> None:
+    _, objective, x, y = frozen(examples=examples)
     seen: list[float] = []
     batches = []
 
@@ -37,9 +38,9 @@ def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(
     assert sorted(seen) == ([] if examples is None else sorted([100.0, 101.0, 102.0] * 5))
 
 
-def test_when_rates_are_settled_they_stay_and_masks_are_drawn_at_them() -> None:
-    model, objective, x, y = settled()
-    assert objective.rule.settled
+def test_frozen_rates_stay_and_masks_are_drawn_at_them() -> None:
+    model, objective, x, y = frozen()
+    assert objective.rule.phase == "frozen"
     seen = []
     model[3].register_forward_hook(lambda layer, inputs, output: seen.append(layer.offsets))
     for _ in range(3):
@@ -51,23 +52,8 @@ def test_when_rates_are_settled_they_stay_and_masks_are_drawn_at_them() -> None:
     assert model[3].responses["8"].stretch.grad is None
 
 
-def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
-    model, _, x, y = settled()
-    model[0].logit.data.fill_(50.0)
-    other, _, _ = small()
-    again = Objective(other, SelfTuning(other, [(x, y)], steps=10_000, plain=0.0))
-    other.load_state_dict(model.state_dict())
-    again(crossed, x, y).backward()
-    assert other[0].keep == 1.0
-    assert not other[0].logit.requires_grad
-    assert other[3].logit.requires_grad
-    # What stays where it is has nothing to answer to.
-    assert not other[3].responses["8"].stretch.grad[0].any()
-    assert other[3].responses["8"].stretch.grad[1].any()
-
-
-def test_held_out_examples_unlike_the_others_cannot_be_given_back() -> None:
-    _, objective, x, y = settled(examples=7)
+def test_held_out_examples_unlike_the_others_cannot_be_released() -> None:
+    _, objective, x, y = frozen(examples=7)
     with pytest.raises(DropoutError, match="want batches like those of training, .* pass examples=None"):
         for _ in range(3):
             objective(lambda m, x, y, w: crossed(m, x, y), x, y, y)

@@ -1,13 +1,19 @@
-"""Self-tuning: where the best rate is known it is found, from any start; and nothing but the held-out loss moves a rate."""
+"""Self-tuning finds the best rate where it is known, from any start; and nothing but the held-out loss moves a rate."""
+
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.small_self_tuned import crossed, small, stirred
 from torch import Tensor, nn
 
 import lbdrop
-from lbdrop import Objective, SelfTuning, parameter_groups
-from lbdrop.objective import _Batch
+from experiments.rival_rules.responding import RespondingDropout
+from experiments.rival_rules.self_tuning import SelfTuning, parameter_groups
+from lbdrop import Objective
+from lbdrop.dropout import Scale
+from lbdrop.masks import deterministic
 
 # ------------------------------------------------------------------------------------------------- a known right answer
 
@@ -38,33 +44,30 @@ def held_out_loss(train: Pair, held: Pair, rate: float) -> float:
     return float(((held[0] @ w - held[1]) ** 2).mean())
 
 
-@pytest.mark.parametrize("start", [0.05, 0.8])
-def test_the_best_rate_of_a_linear_regression_is_found_from_far_below_and_far_above(start: float) -> None:
-    train, held = regression()
-    grid = [i / 50 for i in range(1, 48)]
-    best = min(grid, key=lambda rate: held_out_loss(train, held, rate))
+def fitted(train: Pair, held: Pair, steps: int, lr: float, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     model = lbdrop.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)), verbose=False)
-    objective = Objective(model, SelfTuning(model, [held], steps=900, share=0.8, start=start, masks=4))
-    optimizer = torch.optim.Adam(parameter_groups(model, lr=0.02, rate_lr=0.02))
-    for _ in range(900):
+    objective = Objective(model, SelfTuning(model, [held], steps=steps, **options))
+    optimizer = torch.optim.Adam(parameter_groups(model, lr=lr, rate_lr=lr))
+    for _ in range(steps):
         optimizer.zero_grad()
         objective(squares, *train).backward()
         optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("start", [0.05, 0.8])
+def test_best_rate_of_a_linear_regression_is_found_from_far_below_and_far_above(start: float) -> None:
+    train, held = regression()
+    grid = [i / 50 for i in range(1, 48)]
+    best = min(grid, key=lambda rate: held_out_loss(train, held, rate))
+    model = fitted(train, held, 100, lr=0.05, share=0.8, start=start, masks=4)
     assert model[0].p == pytest.approx(best, abs=0.1)
     assert best == pytest.approx(0.32)  # neither end of the grid
 
 
-def test_where_every_rate_hurts_dropout_is_switched_off() -> None:
-    train, held = regression(noise=0.0)  # no noise, as many equations as it takes: nothing to hold back
-    torch.manual_seed(0)
-    model = lbdrop.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)), verbose=False)
-    objective = Objective(model, SelfTuning(model, [held], steps=600, masks=2))
-    optimizer = torch.optim.Adam(parameter_groups(model, lr=0.02, rate_lr=0.02))
-    for _ in range(600):
-        optimizer.zero_grad()
-        objective(squares, *train).backward()
-        optimizer.step()
+def test_dropout_is_off_where_every_rate_hurts() -> None:
+    model = fitted(*regression(noise=0.0), 200, lr=0.1, masks=2)  # no noise, and more equations than unknowns
     assert model[0].keep == 1.0
     assert not model[0].logit.requires_grad
 
@@ -72,7 +75,7 @@ def test_where_every_rate_hurts_dropout_is_switched_off() -> None:
 # ------------------------------------------------------------------------------------------------------------- one step
 
 
-def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
+def test_rates_move_by_measurements_and_get_no_gradient() -> None:
     model, x, y = small()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=3))
     stirred(model)
@@ -85,32 +88,27 @@ def test_rates_get_no_gradient_and_move_at_looks_alone() -> None:
         assert model[0].logit.grad is None
         assert model[1].weight.grad.abs().sum() > 0
         assert model[3].responses["8"].stretch.grad.abs().sum() > 0
-    # The first looks only fill the window.
+    # The first measurements only fill the window.
     assert moved == [False] * 8 + [True] + [False] * 2 + [True]
 
 
-def test_a_short_run_looks_oftener() -> None:
+def test_short_run_measures_more_often() -> None:
     model, x, y = small()
-    # Forty looks in two fifths of the steps, where there are as many.
+    # Forty measurements in two fifths of the steps, where there are as many.
     for steps, every in ((10, 1), (300, 3), (10_000, 8)):
         assert SelfTuning(model, [(x, y)], steps=steps).every == every
     assert SelfTuning(model, [(x, y)], steps=10, every=5).every == 5
 
 
-def test_without_a_response_the_held_out_loss_does_not_know_the_rates() -> None:
-    model, x, y = small()
-    rule = SelfTuning(model, [(x, y)], steps=100)
-    _, slopes = rule.look(_Batch(Objective(model, rule), crossed, (x, y)))
-    assert not slopes.any()
-
-
-def test_the_slope_is_that_of_each_held_out_loss_through_the_responses() -> None:
+def test_slope_is_that_of_each_held_out_loss_through_the_responses() -> None:
     torch.manual_seed(0)
     model, x, y = small()
     x = x.double()
     rule = SelfTuning(model.double(), [(x, y)], steps=100)
-    stirred(model.double())
-    offsets, slopes = rule.look(_Batch(Objective(model, rule), crossed, (x, y)))
+    evaluation = Objective(model.double(), rule).evaluation(crossed, x, y)
+    assert not rule.look(evaluation)[1].any()  # without a response the held-out loss does not depend on the rates
+    stirred(model)
+    offsets, slopes = rule.look(evaluation)
     assert offsets.std() == pytest.approx(1.0, abs=0.4)
     assert offsets.shape == slopes.shape == (20, 2)
 
@@ -132,7 +130,7 @@ def test_the_slope_is_that_of_each_held_out_loss_through_the_responses() -> None
 
 def test_each_example_is_masked_at_its_own_rate() -> None:
     torch.manual_seed(0)
-    layer = lbdrop.LearnableDropout(rate=0.5)
+    layer = RespondingDropout(lbdrop.LearnableDropout(rate=0.5))
     layer.offsets = torch.tensor([[-2.0], [0.0], [2.0]])
     mask = layer.draw(1, (3, 4000), torch.ones(3, 4000), None)[0]
     assert torch.allclose(mask.mean(1), torch.sigmoid(layer.offsets[:, 0]), atol=0.03)
@@ -141,7 +139,7 @@ def test_each_example_is_masked_at_its_own_rate() -> None:
 
 
 @pytest.mark.parametrize("masks", [1, 3])
-def test_many_masks_and_one_give_one_loss_and_leave_no_offsets(masks: int) -> None:
+def test_step_through_any_number_of_masks_leaves_no_offsets(masks: int) -> None:
     model, x, y = small()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, masks=masks))
     loss = objective(crossed, x, y)
@@ -150,14 +148,13 @@ def test_many_masks_and_one_give_one_loss_and_leave_no_offsets(masks: int) -> No
     assert all(layer.offsets is None for layer in objective.layers.values())
 
 
-def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
+def test_measurement_leaves_modes_and_running_statistics_as_they_were() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
     lbdrop.convert(model, verbose=False)
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
     rule = SelfTuning(model, [(100 + x, y)], steps=100, plain=0.0, every=1)
     model[3].eval()
-    objective = Objective(model, rule)
-    objective(crossed, x, y).backward()
+    Objective(model, rule)(crossed, x, y).backward()
     assert int(model[1].num_batches_tracked) == 1
     assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
     assert [module.training for module in model] == [True, True, True, False]
@@ -173,18 +170,7 @@ def test_every_parameter_is_in_one_group_and_responses_learn_like_rates() -> Non
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0, 0.0]
 
 
-def test_calls_without_gradients_are_no_steps() -> None:
-    model, x, y = small()
-    rule = SelfTuning(model, [(x, y)], steps=100)
-    objective = Objective(model, rule)
-    for _ in range(4):
-        objective(crossed, x, y).backward()
-        with torch.no_grad():
-            objective(crossed, x, y)
-    assert rule.slopes.steps == 4
-
-
-def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
+def test_rate_without_a_gradient_stays_and_the_others_learn() -> None:
     model, x, y = small()
     model[0].logit.requires_grad_(False)
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1))
@@ -193,3 +179,37 @@ def test_a_rate_that_is_frozen_stays_and_the_others_learn() -> None:
         objective(crossed, x, y).backward()
     assert model[0].p == pytest.approx(0.3)
     assert model[3].p != pytest.approx(0.1, abs=1e-4)
+    # A rate that stays where it is has nothing to respond to.
+    assert not model[3].responses["8"].stretch.grad[0].any()
+    assert model[3].responses["8"].stretch.grad[1].any()
+
+
+# -------------------------------------------------------------------------------------------------------------- warm-up
+
+
+@pytest.mark.parametrize(("scale", "masks"), [("inverted", 1), ("none", 3), ("alpha", 1)])
+def test_warm_up_steps_draw_no_masks_and_leave_rates_and_slopes_alone(scale: Scale, masks: int) -> None:
+    layers = [lbdrop.LearnableDropout(rate=0.3, scale=scale) for _ in range(2)]
+    model = nn.Sequential(layers[0], nn.Linear(6, 8), nn.SELU(), layers[1], nn.Linear(8, 3))
+    x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    rule = SelfTuning(model, [(x, y)], steps=100, start=0.3, every=1, masks=masks)
+    objective, examples = Objective(model, rule), []
+    stirred(model)
+    for _ in range(8):  # a fifth of the two fifths that rates have
+        assert rule.phase == "warm-up"
+        model.zero_grad()
+        loss = objective(crossed, x, y)
+        with torch.no_grad(), deterministic(model):
+            torch.testing.assert_close(loss, F.cross_entropy(model(x), y))
+        loss.backward()
+        assert all(layer.logit.grad is None and layer.logit.requires_grad for layer in rule.layers.values())
+        assert model[1].weight.grad.abs().sum() > 0
+        examples.append(float(rule.slopes.sums[0, 0]))
+    assert all(layer.p == pytest.approx(0.3) for layer in rule.layers.values())
+    assert examples == [0.0] * 8
+    with torch.no_grad(), deterministic(model):
+        plain = F.cross_entropy(model(x), y)
+    assert abs(objective(crossed, x, y) - plain) > 1e-4  # now masks are drawn
+    first = float(rule.slopes.sums[0, 0])
+    objective(crossed, x, y)
+    assert 0 < first < float(rule.slopes.sums[0, 0])
