@@ -4,41 +4,36 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from helpers.run_time_types import check_types
 from torch import nn
 
-with install_import_hook("lbdrop", "beartype.beartype"):
+with check_types("lbdrop"):
     import lbdrop
 
     for name in lbdrop.__all__:  # each is loaded when it is first used
         getattr(lbdrop, name)
 
-# Not imported by the package itself. What works with tensors; the rest checks by hand what users give, which tests get wrong
-# on purpose.
-TENSORS = (
-    "rows",
-    "networks",
+# What these import is not imported by the package itself. They work with tensors; the rest checks by hand what users give, which
+# tests get wrong on purpose.
+RECOMMENDER = (
+    "chunked_loss",
+    "cuda_graphs",
+    "evaluate",
+    "flows",
     "latent",
     "latent_priors",
-    "flows",
     "likelihoods",
+    "networks",
     "row_masks",
+    "rows",
     "vae",
-    "graphs",
-    "evaluate",
-    "chunked",
 )
-VISION = ("vision.crops", "vision.segment", "vision.camvid", "networks.tiramisu", "camvid.scenes")
-with install_import_hook(
-    [
-        "lbdrop.metrics.ranking",
-        *(f"lbdrop.recommend.{name}" for name in TENSORS),
-        *(f"experiments.{name}" for name in VISION),
-    ],
-    "beartype.beartype",
-):
+with check_types("lbdrop.metrics.ranking", *(f"lbdrop.recommend.{name}" for name in RECOMMENDER)):
     if find_spec("polars"):  # the tests of the core run with its own dependencies alone (make torch-versions)
         import lbdrop.recommend
+
+EXPERIMENTS = ("camvid.scenes", "networks.tiramisu", "rival_rules", "vision.camvid", "vision.crops", "vision.segment")
+check_types(*(f"experiments.{name}" for name in EXPERIMENTS))  # whenever a test imports them
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
