@@ -39,8 +39,8 @@ def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
 
 @contextmanager
 def use_in(layers: Iterable[NoiseLayer], source: MaskSource) -> Iterator[None]:
-    """The same for layers that are known: to look for them takes longer than a small one to run."""
-    # Written past nn.Module, which would look first whether a source is a parameter, and take as long.
+    """The same for given layers: to search a model for them takes longer than a small layer takes to run."""
+    # Written past nn.Module, which would first ask whether a source is a parameter, and take as long.
     states = [vars(layer) for layer in layers]
     before = [state["source"] for state in states]
     try:

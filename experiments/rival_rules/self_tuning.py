@@ -132,7 +132,7 @@ class SelfTuning:
         self.began = 0  # the step at which rates began to move early
         self.off: list[int] = []
         self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, noise_trial.STEPS)
-        self._at_once = self.held_out.at_once
+        self._at_once = self.held_out.batch_size
         self._looks, self._check = 0, ResponseCheck(model, self.layers, self.logits)
 
     @property

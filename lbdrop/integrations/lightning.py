@@ -44,7 +44,7 @@ class LearnedRates(Callback):
         rate_lr: learning rate of the rates' Adam; it falls where a schedule of the module's optimiser does. ``None`` leaves
             the rates to the module's own optimiser. With ``held_out`` none is needed: the rule moves the rates.
         examples: the size of the training set; by default that of the training loader's dataset. With ``held_out`` nothing is
-            guessed: if given, held-out examples are trained on too, at their share, once rates are settled; their batches must
+            guessed: if given, held-out examples are trained on too, at their share, once rates are frozen; their batches must
             then fit behind those of training, along the first axis.
         held_out: a loader of data that weights are not trained on while rates follow it (:class:`lbdrop.Balanced`). The
             steps of the run are the trainer's, so it has to have an end: ``max_epochs`` or ``max_steps``.
@@ -214,7 +214,7 @@ def _steps(trainer: Any) -> int:
     steps = trainer.estimated_stepping_batches  # -1 or infinite where nobody knows
     if not 0 < steps < math.inf:
         raise DropoutError(
-            "held_out: want a run of known length, after a share of which rates are settled, got one without an end or a"
+            "held_out: want a run of known length, after a share of which rates are frozen, got one without an end or a"
             " loader that does not tell its length; pass Trainer(max_steps=...)"
         )
     batches, parts = trainer.num_training_batches, trainer.accumulate_grad_batches
@@ -249,7 +249,7 @@ class _Note(torch.autograd.Function):
 
 @contextmanager
 def _logs_of_all_masks(module: Any) -> Iterator[None]:
-    """Collect what ``self.log`` is given under each mask, and log the mean afterwards; a look in eval mode is none of it."""
+    """Collect what ``self.log`` is given under each mask, and log the mean; what is logged in eval mode is left out."""
     training = module.training
     calls: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
     notes: dict[str, list[Tensor]] = {}

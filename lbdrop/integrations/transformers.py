@@ -133,7 +133,7 @@ class LearnedRatesMixin(Base):
         rate_lr: learning rate of the rates, at the start of the trainer's schedule; with ``held_out`` none is needed:
             the rule moves the rates.
         examples: the size of the training set; by default the length of ``train_dataset``. With ``held_out`` nothing is
-            guessed: if given, held-out examples are trained on too, at their share, once rates are settled; all batches must
+            guessed: if given, held-out examples are trained on too, at their share, once rates are frozen; all batches must
             then be padded to one length.
         held_out: a dataset that weights are not trained on while rates follow it (:class:`lbdrop.Balanced`).
         rule: makes another rule, as in ``lambda model: lbdrop.Bound(model, examples=1000, weight=0.1)``.

@@ -1,4 +1,4 @@
-"""Held-out data: batches to look at again and again, and examples to give back to training when rates are settled."""
+"""Held-out data: batches that are read again and again, and examples that join training when rates are frozen."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ class HeldOut:
         self.restart()
 
     def count(self) -> None:
-        """How many examples there are, which giving back needs to know; before training, for it may go through them once."""
+        """Count the examples, which their release needs; before training, because it may read all batches once."""
         try:
             self._count = len(self.batches.dataset)  # pyright: ignore[reportAttributeAccessIssue]
         except (AttributeError, TypeError):
@@ -42,15 +42,15 @@ class HeldOut:
 
     @property
     def distinct(self) -> float:
-        """How many batches differ, before they come again; of a stream without a length any number."""
+        """How many different batches there are, before they come again; infinite for a stream without a length."""
         try:
             return float(len(self.batches))  # pyright: ignore[reportArgumentType]
         except TypeError:
             return math.inf
 
     @property
-    def at_once(self) -> float:
-        """How many examples the next batch has; where that cannot be told any number."""
+    def batch_size(self) -> float:
+        """How many examples the next batch has; infinite where that cannot be told."""
         try:
             return float(size_of(self.peek()))
         except DropoutError:
@@ -58,14 +58,14 @@ class HeldOut:
 
     def restart(self) -> None:
         """Begin anew."""
-        self._stream = self._again_and_again()
-        self._waiting: list[tuple[Any, ...]] = []
-        # Examples that are to be given back, in fractions of one; a batch of them, and how many of it have been already.
-        self._owed, self._rest, self._given = 0.0, [], 0
+        self._stream = self._endless()
+        self._queue: list[tuple[Any, ...]] = []
+        # How many examples are due for training, with a fraction; a batch of them, and how many of it have been used.
+        self._due, self._rest, self._used = 0.0, [], 0
 
     def next(self) -> tuple[Any, ...]:
         """The next batch, as what a loss function is called with."""
-        return self._there(self._waiting.pop(0) if self._waiting else next(self._stream))
+        return self._on_device(self._queue.pop(0) if self._queue else next(self._stream))
 
     def peek(self) -> tuple[Any, ...]:
         """The next batch, which will still be the next."""
@@ -73,50 +73,50 @@ class HeldOut:
 
     def ahead(self, count: int) -> tuple[Any, ...]:
         """The batch after ``count`` others, none of which is taken by this."""
-        while len(self._waiting) <= count:
-            self._waiting.append(next(self._stream))  # where they come from: many may wait
-        return self._there(self._waiting[count])
+        while len(self._queue) <= count:
+            self._queue.append(next(self._stream))  # where they come from: many may wait
+        return self._on_device(self._queue[count])
 
     def mixed(self, batch: tuple[Any, ...], examples: int) -> tuple[Any, ...]:
         """The batch with as many of its examples replaced by held-out ones as these are among all, beside ``examples``."""
         leaves, form = _flat(batch)
-        self._owed += _size(leaves) * self._count / (self._count + examples)
-        count = int(self._owed)
+        self._due += _size(leaves) * self._count / (self._count + examples)
+        count = int(self._due)
         if not count:
             return batch
-        self._owed -= count
-        with _alike():
-            own = [leaf.narrow(0, count, len(leaf) - count) for leaf in leaves]  # a slice takes twice as long
-            both = [torch.cat(pair) for pair in zip(own, self._taken(count, form), strict=True)]
+        self._due -= count
+        with _mixing():
+            training = [leaf.narrow(0, count, len(leaf) - count) for leaf in leaves]  # a slice takes twice as long
+            both = [torch.cat(pair) for pair in zip(training, self._take(count, form), strict=True)]
             return tuple(both) if isinstance(form, int) else tree_unflatten(both, form)
 
     def check_like(self, batch: tuple[Any, ...]) -> None:
         """An error where the next batch could not be put behind one of training; nothing is taken."""
-        (own, form), (held_out, theirs) = _flat(batch), _flat(self.peek())
-        with _alike():
-            if theirs != form:
-                raise TypeError(f"{len(held_out)} tensors that are held otherwise than those of training")
-            for pair in zip(own, held_out, strict=True):
+        (training, form), (held_out, held_out_form) = _flat(batch), _flat(self.peek())
+        with _mixing():
+            if held_out_form != form:
+                raise TypeError(f"{len(held_out)} tensors in another structure than those of training")
+            for pair in zip(training, held_out, strict=True):
                 torch.cat([leaf[:1] for leaf in pair])
 
-    def _taken(self, count: int, form: Any) -> list[Tensor]:
+    def _take(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
-        while not self._rest or _size(self._rest) - self._given < count:
-            more, theirs = _flat(self.next())
-            if theirs != form:
-                raise TypeError(f"{len(more)} tensors that are held otherwise than those of training")
+        while not self._rest or _size(self._rest) - self._used < count:
+            more, its_form = _flat(self.next())
+            if its_form != form:
+                raise TypeError(f"{len(more)} tensors in another structure than those of training")
             if self._rest:
-                more = [torch.cat((old[self._given :], new)) for old, new in zip(self._rest, more, strict=True)]
-            self._rest, self._given = more, 0
-        begin, self._given = self._given, self._given + count
+                more = [torch.cat((old[self._used :], new)) for old, new in zip(self._rest, more, strict=True)]
+            self._rest, self._used = more, 0
+        begin, self._used = self._used, self._used + count
         return [leaf.narrow(0, begin, count) for leaf in self._rest]
 
-    def _there(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _on_device(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         leaves, form = _flat(batch)
         there = [leaf.to(self.like.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return tuple(there) if isinstance(form, int) else tree_unflatten(there, form)
 
-    def _again_and_again(self) -> Iterator[tuple[Any, ...]]:
+    def _endless(self) -> Iterator[tuple[Any, ...]]:
         while True:
             empty = True
             for batch in self.batches:
@@ -124,19 +124,19 @@ class HeldOut:
                 yield tuple(batch) if isinstance(batch, list | tuple) else (batch,)
             if empty:
                 raise DropoutError(
-                    "held_out: want batches that can be gone through again and again, got none; give a DataLoader or a"
+                    "held_out: want batches that can be read again and again, got none; give a DataLoader or a"
                     " list, not a generator"
                 )
 
 
 @contextmanager
-def _alike() -> Iterator[None]:
-    """Batches that cannot be put together are an error with the next step."""
+def _mixing() -> Iterator[None]:
+    """Held-out and training batches that cannot be put together are an error with the next step."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         raise DropoutError(
-            "held_out: want batches like those of training, so that its examples can be given back, got"
+            "held_out: want batches like those of training, so that its examples can join training, got"
             f" {error}; pass examples=None to keep them out"
         ) from error
 
