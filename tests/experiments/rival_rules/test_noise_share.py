@@ -234,7 +234,7 @@ def test_distinct_batches_are_counted_and_a_stream_has_any_number() -> None:
         rule = SelfTuning(model, held_out, steps=10, example=x)
         rule.first_epoch.note(evaluation, torch.device("cpu"))
         assert rule.first_epoch.distinct == count
-    assert HeldOut([(object(),)], x).at_once == math.inf
+    assert HeldOut([(object(),)], x).batch_size == math.inf
 
 
 def test_rate_at_the_edge_is_off_by_examples_that_differ() -> None:
