@@ -13,9 +13,9 @@ from lbdrop.recommend import Recommender
 NETWORK: dict[str, Any] = {"hidden": 24, "latent": 8, "batch": 20, "lr": 0.01, "epochs": 8, "validation": 20}
 FAMILIES: dict[str, dict[str, Any]] = {
     "learned": {"method": "sivae-lbd", **NETWORK},
-    "default": {"dropout": "learned", **NETWORK | {"layers": 2, "epochs": 40}},
+    "default": {"dropout": "learned", **NETWORK | {"layers": 2, "epochs": 15}},
     "fixed": {"dropout": "fixed", **NETWORK},
-    "recvae": {"method": "recvae", **NETWORK | {"layers": 2}},
+    "recvae": {"method": "recvae", **NETWORK | {"layers": 2, "epochs": 6}},
     "ease": {"method": "ease", "regularisation": 10.0},
     "slim": {"method": "slim"},
     "wmf": {"method": "wmf", "factors": 4, "regularisation": 1.0},

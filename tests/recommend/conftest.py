@@ -1,4 +1,4 @@
-"""What several files of these tests ask: one fitted model of each family, and numbers in double precision."""
+"""Shared by several files: a fitted model of each family, and double precision."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,18 @@ from helpers.checkerboard import FAMILIES, fitted
 from lbdrop.recommend import Recommender
 
 
+class FittedOnce(dict[str, Recommender]):
+    """A model of each family, fitted when a test first uses it."""
+
+    def __missing__(self, family: str) -> Recommender:
+        self[family] = fitted(**FAMILIES[family])
+        return self[family]
+
+
 @pytest.fixture(scope="session")
 def models() -> dict[str, Recommender]:
-    """Of every family; tests ask them and leave them as they are."""
-    return {name: fitted(**arguments) for name, arguments in FAMILIES.items()}
+    """Models that tests share and do not change."""
+    return FittedOnce()
 
 
 @pytest.fixture

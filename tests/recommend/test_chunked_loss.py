@@ -209,6 +209,7 @@ print(json.dumps([before, trained, big.peak_bytes()]))
 """
 
 
+@pytest.mark.process
 def test_a_million_items_train_and_score_without_a_dense_table() -> None:
     done = subprocess.run([sys.executable, "-c", MILLION], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr

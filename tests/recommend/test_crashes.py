@@ -17,6 +17,7 @@ KILLS = int(os.environ.get("LBDROP_KILLS", "20"))
 """SIGKILLs of each of the two; more in a night than in a test."""
 
 
+@pytest.mark.process
 def test_fit_and_score_survive_twenty_kills_each_bit_for_bit(tmp_path: Path) -> None:
     # In a process of its own, which forks: here polars has run and a fork would wait for its threads for ever.
     call = [sys.executable, "-m", "benchmarks.faults", "--kills", str(KILLS), "--out", str(tmp_path / "faults.json")]

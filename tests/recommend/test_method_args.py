@@ -35,8 +35,8 @@ def test_every_method_takes_every_dropout(name: str, dropout: str) -> None:
 
 
 def test_rates_learned_in_a_fixed_methods_place_do_not_collapse() -> None:
-    shop = generate_shop(users=400, items=60, groups=4).interactions
-    model = Recommender("vae-drop", dropout="learned", epochs=20, patience=None, validation=0, progress=False).fit(shop)
+    shop = generate_shop(users=300, items=60, groups=4).interactions
+    model = Recommender("vae-drop", dropout="learned", epochs=12, patience=None, validation=0, progress=False).fit(shop)
     assert model.rates()["rate"].min() > 0.35
 
 

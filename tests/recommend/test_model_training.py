@@ -83,11 +83,11 @@ def test_new_users_are_measured_by_a_fifth_and_known_users_by_what_they_lacked(l
 
 
 def test_the_learned_model_finds_a_generated_shops_tastes() -> None:
-    shop = generate_shop(users=1200, items=180, groups=6, seed=7)
+    shop = generate_shop(users=900, items=180, groups=6, seed=7)
     data = Interactions.from_frame(shop.interactions)
-    test = fold_in(data.select(np.arange(1000, 1200)))
-    known = data.select(np.arange(1000))
-    model = Recommender(dropout="learned", epochs=25, progress=False).fit(known)
+    test = fold_in(data.select(np.arange(750, 900)))
+    known = data.select(np.arange(750))
+    model = Recommender(dropout="learned", epochs=18, progress=False).fit(known)
     truth = torch.from_numpy(shop.scores(test.users, data.items)).float()
     oracle = evaluate(lambda batch: truth[batch.number], test).mean["ndcg@100"]
     found = model.evaluate(test).mean["ndcg@100"]

@@ -64,6 +64,7 @@ with ray_cluster(2, _system_config=quick) as cluster:
 """
 
 
+@pytest.mark.process
 def test_every_user_is_scored_once_though_one_of_two_nodes_is_killed_half_way(tmp_path: Path) -> None:
     likes = generate_shop(users=1200, items=400, groups=4).interactions
     Recommender(epochs=1, validation=0, progress=False).fit(likes).save(tmp_path / "model")

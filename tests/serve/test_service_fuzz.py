@@ -22,7 +22,7 @@ FIELDS = [
     "ignore_unknown",
 ]
 JSON = {"Content-Type": "application/json"}
-fuzz = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+fuzz = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
