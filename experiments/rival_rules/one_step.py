@@ -46,8 +46,8 @@ class OneStep:
         generator: torch.Generator | None = None,
     ):
         self.model, self.held_out, self.every = model, held_out, every
-        self.logits = list({id(layer.logit): layer.logit for layer in learned_layers(model).values()}.values())
-        rates = {id(logit) for logit in self.logits}
+        rates = {id(layer.logit): layer.logit for layer in learned_layers(model).values()}
+        self.logits = [logit for logit in rates.values() if logit.requires_grad]
         self.weights = {name: p for name, p in model.named_parameters() if id(p) not in rates}
         # The sampling and DisARM are the library's; its rule plays no part, since the losses are of our making.
         self.sampling = Objective(model, Bound(model, 1, weight=0.0), estimator="disarm", generator=generator)

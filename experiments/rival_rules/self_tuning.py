@@ -311,6 +311,7 @@ class SelfTuning:
         return {
             "slopes": self.slopes.state_dict(), "measurements": self.measurements.state_dict(),
             "trial": self.trial_sums, "began": self.began, "off": list(self.off),
+            "logits": [logit.detach().clone() for logit in self.logits],
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -318,6 +319,8 @@ class SelfTuning:
         self.measurements.load_state_dict(state["measurements"])
         self.trial_sums, self.began = state["trial"].clone(), state["began"]
         self.begins = self.began or self.begins
+        for logit, saved in zip(self.logits, state["logits"], strict=True):
+            logit.data.copy_(saved)
         self.off = [*state["off"]]
         self._stay([self.logits[rate] for rate in self.off])
 

@@ -170,6 +170,8 @@ class Balanced:
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step, "judged": self.judged, "frozen": self.done, "off": list(self.off),
+            # As in the model's state: a rule made after that was loaded has put them back to where they start.
+            "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving},
             "measurements": self.measurements.state_dict(),
             "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()},
         }  # fmt: skip
@@ -182,6 +184,8 @@ class Balanced:
                 f" {rates} and {len(units)}; convert the model with the settings of the saved run"
             )
         self.step, self.judged, self.done, self.off = state["step"], state["judged"], state["frozen"], [*state["off"]]
+        for rate, logit in state["logits"].items():
+            self.logits[rate].data.copy_(logit)
         self.measurements.load_state_dict(state["measurements"])
         for rate, costs in self.unit_costs.items():
             costs.load_state_dict(state["unit_costs"][rate])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lbdrop
 from lbdrop.integrations.lightning import LearnedRates, _logs_of_all_masks
-from lbdrop.rules.balanced import FIRST
+from lbdrop.rules.balanced import CONSTANTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`")
 
@@ -86,6 +86,10 @@ def loader(start: int = 0, stop: int = 120, batch: int = 36) -> DataLoader[Any]:
     rows: Any = texts.rows(texts.which_module(start, stop))
     mixed: Any = [row for i in range(stop - start) for row in rows[i :: stop - start]]
     return DataLoader(mixed, batch_size=batch, generator=torch.Generator())  # its own: masks draw from the global one
+
+
+def small_loader(start: int = 0, stop: int = 40) -> DataLoader[Any]:
+    return loader(start, stop, batch=12)
 
 
 def trainer(folder: Path, callback: Any, package: Any = L, **settings: Any) -> Any:
@@ -218,34 +222,38 @@ def test_rates_and_their_histograms_are_in_tensorboard(tmp_path: Path) -> None:
     assert events.Histograms("rates/all")[-1].histogram_value.max == pytest.approx(float(module.net.drop.rate.max()))
 
 
-@pytest.mark.parametrize(("examples", "kept"), [(None, "kept out"), (360, "given back")])
-def test_rates_follow_held_out_data_and_a_run_taken_up_again_ends_where_it_would_have(
-    examples: int | None, kept: str, tmp_path: Path
+@pytest.mark.parametrize(("examples", "data"), [(None, "kept out"), (120, "released")])
+def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(
+    examples: int | None, data: str, tmp_path: Path
 ) -> None:
     class Keep(L.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
-    def run(path: Path | None, watch: Any) -> tuple[Any, Any]:
-        callback = LearnedRates(rate_lr=3e-2, held_out=loader(120, 150), examples=examples)
+    def run(path: Path | None, *callbacks: Any) -> tuple[Any, Any]:
+        callback = LearnedRates(rate_lr=3e-2, held_out=small_loader(120, 130), examples=examples)
         fitted, module = trainer(tmp_path, callback, max_epochs=6), Module().prepare()
-        fitted.callbacks.append(watch)
-        fitted.fit(module, loader(), ckpt_path=path)
+        fitted.callbacks += callbacks
+        fitted.fit(module, small_loader(), ckpt_path=path)
         assert callback.objective is not None
         return module, callback.objective.rule
 
     whole, rule = run(None, Keep())
-    assert kept in repr(rule)
-    layer = whole.net.drop
-    assert rule.settles == layer.ledger.steps == 24  # of 60 steps
-    assert layer.p == 0 or abs(layer.p - FIRST) > 1e-3  # it has moved from where the rule begins
-    assert layer.p <= 0.7
-    saved = torch.load(tmp_path / "1.ckpt")["state_dict"]
-    assert int(saved["net.drop.ledger._extra_state"][0]) == 20
-    resumed, _ = run(tmp_path / "1.ckpt", L.Callback())
-    assert len(resumed.seen) == 40
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert data in repr(rule)
+    assert rule.phase == "frozen"
+    assert rule.frozen_after == rule.step == 24  # of 60 steps
+    rate = whole.net.drop.p
+    assert rate == 0 or abs(rate - CONSTANTS.start) > 1e-3  # it has moved from where the rule starts
+    # In the middle of measuring, and when rates are frozen.
+    for epoch, step in ((1, 20), (3, 24)):
+        saved = torch.load(tmp_path / f"{epoch}.ckpt", weights_only=True)["callbacks"]["LearnedRates"]["objective"]
+        assert (saved["rule"], saved["state"]["step"]) == ("Balanced", step)
+        resumed, again = run(tmp_path / f"{epoch}.ckpt")
+        assert len(resumed.seen) == 10 * (5 - epoch)
+        assert again.phase == "frozen"
+        assert torch.equal(again.measurements.sums, rule.measurements.sums)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
