@@ -135,7 +135,7 @@ def train_together(wrapper: nn.Module | None) -> bool:
 
 
 def several() -> bool:
-    """Whether this is one of several processes that have found each other."""
+    """Whether this is one of several processes in an initialised group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
