@@ -30,7 +30,7 @@ def test_summaries_equal_their_definitions() -> None:
     torch.testing.assert_close(p.std**2, p.variance)
 
 
-def test_many_samples_approach_the_exact_predictive() -> None:
+def test_mean_of_many_samples_approaches_the_exact_predictive() -> None:
     model, x = nn.Sequential(nn.Linear(4, 2), LearnableDropout(2, 0.3), nn.Linear(2, 3)), torch.randn(5, 4)
     exact = torch.zeros(5, 3)
     for a in (0, 1):
@@ -129,7 +129,7 @@ def test_regression_and_binary_outputs() -> None:
     torch.testing.assert_close(last.mean.sum(-1), torch.ones(2, 5))
 
 
-def test_little_memory_means_smaller_pieces_not_other_results() -> None:
+def test_results_do_not_depend_on_the_memory_budget() -> None:
     model, x = nn.Sequential(nn.Linear(4, 64), LearnableDropout(64), nn.Linear(64, 3)), torch.randn(50, 4)
     widest = []
     model[2].register_forward_hook(lambda _, inputs, __: widest.append(inputs[0].numel()))
@@ -141,7 +141,7 @@ def test_little_memory_means_smaller_pieces_not_other_results() -> None:
     torch.testing.assert_close(small.mean, large.mean, atol=0.1, rtol=0)
 
 
-def test_running_out_of_memory_halves_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_at_once_are_halved_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["lbdrop.prediction"]
     real, tried = module.run, []
 
@@ -156,7 +156,7 @@ def test_running_out_of_memory_halves_the_masks(monkeypatch: pytest.MonkeyPatch)
     assert tried[:3] == [20, 10, 5]
 
 
-def test_bad_input_is_named() -> None:
+def test_wrong_arguments_are_refused_by_name() -> None:
     model = classifier()
     with pytest.raises(DropoutError, match="empty loader"):
         predict(model, DataLoader(TensorDataset(torch.zeros(0, 4))))

@@ -1,4 +1,4 @@
-"""Activation checkpointing under the objective: the right gradients, or an error; never a wrong gradient without a word."""
+"""Activation checkpointing under the objective gives the right gradients or an error, never a wrong gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ import lbdrop
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:None of the inputs have requires_grad"
-)  # torch's word on blocks without gradients
+)  # from torch, about blocks without gradients
 
 X, Y = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 3
 
@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.block, self.reentrant = block, reentrant
 
     def run(self, block: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if self.reentrant is None or block != self.block or not self.training:  # as all models do: eval keeps nothing
+        if self.reentrant is None or block != self.block or not self.training:
             return function(x)
         return checkpoint(function, x, use_reentrant=self.reentrant)  # pyright: ignore[reportReturnType]
 
@@ -46,7 +46,7 @@ def gradients(block: str, reentrant: bool | None, **settings: Any) -> dict[str, 
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(m(x), y, reduction="none")
 
-    objective(losses, X.clone(), Y)  # finds out how to run several masks, which draws some in vain
+    objective(losses, X.clone(), Y)  # chooses the engine, and draws some masks for it
     torch.manual_seed(1)
     objective(losses, X.clone(), Y).backward()
     return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}

@@ -1,22 +1,12 @@
-"""A recommender of twelve items that trains in a moment, and what it holds."""
+"""A recommender of twelve items that trains in a moment."""
 
 from typing import Any
 
 import torch
 from scipy.sparse import csr_array
-from torch import Tensor, nn
 
 from lbdrop.recommend.settings import method
 from lbdrop.recommend.vae import VAE
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def likes(users: int = 40, items: int = 12) -> csr_array:

@@ -1,4 +1,4 @@
-"""Archives are read within bounds whatever they say of themselves; nothing is extracted, followed or unpickled."""
+"""Archives are read within bounds whatever they state; nothing is extracted, followed or unpickled."""
 
 import io
 import os
@@ -46,7 +46,7 @@ def peak(call: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_links_devices_and_folders_are_no_files_and_names_choose_no_place(tmp_path: Path, mode: str) -> None:
+def test_members_are_regular_files_and_nothing_is_extracted(tmp_path: Path, mode: str) -> None:
     path = tar_of(
         tmp_path / "a.tar", (info("../up.txt"), b"up"), (info("/tmp/absolute.txt"), b"root"),
         (info("link", tarfile.SYMTYPE, "/etc/hostname"), b""), (info("hard", tarfile.LNKTYPE, "../up.txt"), b""),
@@ -58,7 +58,7 @@ def test_links_devices_and_folders_are_no_files_and_names_choose_no_place(tmp_pa
     assert os.listdir(tmp_path) == ["a.tar"]
 
 
-def test_a_tar_in_a_tar_is_looked_into_once(tmp_path: Path) -> None:
+def test_tar_in_a_tar_is_opened_one_level_deep(tmp_path: Path) -> None:
     inner = tar_of(tmp_path / "inner.tar", (info("deep.txt"), b"deep")).read_bytes()
     middle = tar_of(tmp_path / "middle.tar", (info("inner.tar"), inner)).read_bytes()
     with members(tar_of(tmp_path / "a.tar", (info("middle.tar"), middle))) as found:
@@ -68,7 +68,7 @@ def test_a_tar_in_a_tar_is_looked_into_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=["GNU", "pax"])
-def test_a_tars_own_headers_cannot_ask_for_gigabytes(tmp_path: Path, kind: bytes) -> None:
+def test_headers_of_a_tar_cannot_ask_for_gigabytes(tmp_path: Path, kind: bytes) -> None:
     head = info("long", kind)
     head.size = 8**11 - 1
     path = tmp_path / "a.tar"
@@ -82,7 +82,7 @@ def test_a_tars_own_headers_cannot_ask_for_gigabytes(tmp_path: Path, kind: bytes
 
 
 @pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_TAR"])
-def test_a_tar_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+def test_tar_beyond_its_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     path = tar_of(tmp_path / "a.tar.gz", *((info(f"{i}.txt"), bytes(2000)) for i in range(5)), mode="w:gz")
     monkeypatch.setattr(archives, bound, 4 if bound == "MAX_FILES" else 6000)
     with (
@@ -93,7 +93,7 @@ def test_a_tar_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_in_a_compression_without_a_bound_is_refused(tmp_path: Path, method: int) -> None:
+def test_zip_in_an_unbounded_compression_is_refused(tmp_path: Path, method: int) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as made:
         made.writestr("a.txt", bytes(1000))
     with (
@@ -103,7 +103,7 @@ def test_a_zip_in_a_compression_without_a_bound_is_refused(tmp_path: Path, metho
         found[0].open()
 
 
-def lying(path: Path, offset: int, value: int) -> Path:
+def with_false_size(path: Path, offset: int, value: int) -> Path:
     """The zip with another number in the directory at its end: 20 for the packed size, 24 for the unpacked one."""
     data = path.read_bytes()
     place = data.index(b"PK\x01\x02") + offset
@@ -111,20 +111,20 @@ def lying(path: Path, offset: int, value: int) -> Path:
     return path
 
 
-def test_a_zip_that_says_more_than_deflate_can_hold_is_refused(tmp_path: Path) -> None:
+def test_zip_that_states_an_impossible_size_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("a.txt", bytes(1000))
-    path = lying(tmp_path / "a.zip", 24, 2**32 - 2)
+    path = with_false_size(tmp_path / "a.zip", 24, 2**32 - 2)
     with pytest.raises(DropoutError, match="a.txt of 4,294,967,294 bytes in"), members(path) as found:
         found[0].open()
 
 
-def test_no_more_is_read_than_a_zip_says(tmp_path: Path) -> None:
+def test_reading_stops_at_the_size_that_a_zip_states(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("a.txt", bytes(100_000))
     with (
         pytest.raises(DropoutError, match="want a whole zip or tar"),
-        members(lying(tmp_path / "a.zip", 24, 10)) as found,
+        members(with_false_size(tmp_path / "a.zip", 24, 10)) as found,
     ):
         assert len(found[0].open().read()) <= 10  # and its checksum does not fit
 
@@ -143,7 +143,7 @@ def npz_with(path: Path, header: str, body: bytes = b"", method: int = zipfile.Z
     ("array", "fortran"),
     [(np.arange(12.0).reshape(3, 4), True), (np.array(["é", "lang"]), False), (np.zeros((0, 3)), False)],
 )
-def test_arrays_come_back_as_they_were_saved(tmp_path: Path, array: np.ndarray, fortran: bool) -> None:
+def test_arrays_are_read_as_they_were_saved(tmp_path: Path, array: np.ndarray, fortran: bool) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.asfortranarray(array) if fortran else array, y=np.float32(2.5))
     found = read_npz(tmp_path / "a.npz")
     assert found.keys() == {"x", "y"}
@@ -168,7 +168,7 @@ def test_arrays_come_back_as_they_were_saved(tmp_path: Path, array: np.ndarray, 
         ("__import__('os').mkdir('was here')", "."),
     ],
 )  # fmt: skip
-def test_a_header_that_lies_is_told_before_memory_is_asked_for(tmp_path: Path, header: str, said: str) -> None:
+def test_false_header_is_refused_before_memory_is_taken(tmp_path: Path, header: str, said: str) -> None:
     path = npz_with(tmp_path / "a.npz", header, bytes(800))
     with pytest.raises(DropoutError, match=said):
         read_npz(path)
@@ -176,12 +176,12 @@ def test_a_header_that_lies_is_told_before_memory_is_asked_for(tmp_path: Path, h
     assert os.listdir(tmp_path) == ["a.npz"]
 
 
-def test_a_bomb_is_refused_by_what_it_says_or_by_what_it_holds(tmp_path: Path) -> None:
+def test_bomb_is_refused_by_its_stated_and_by_its_real_size(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(4_000_000), y=np.zeros(2))
     with pytest.raises(DropoutError, match=r"arrays of 32,000,\d+ bytes where at most 1,000,000 are allowed"):
         read_npz(tmp_path / "a.npz", largest=1_000_000)
     assert read_npz(tmp_path / "a.npz", ["y"], largest=1_000_000)["y"].tolist() == [0, 0]
-    assert peak(lambda: read_npz(lying(tmp_path / "a.npz", 24, 900), ["x"])) < 4 << 20
+    assert peak(lambda: read_npz(with_false_size(tmp_path / "a.npz", 24, 900), ["x"])) < 4 << 20
 
 
 class Hostile:
@@ -192,14 +192,14 @@ class Hostile:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_a_pickle_in_an_npz_does_not_run(tmp_path: Path) -> None:
+def test_pickle_in_an_npz_does_not_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([Hostile(tmp_path / "was here")], object))
     with pytest.raises(DropoutError, match="Object arrays in x.npy, which could run code"):
         read_npz(tmp_path / "a.npz")
     assert os.listdir(tmp_path) == ["a.npz"]
 
 
-def test_a_missing_array_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+def test_missing_array_is_an_error_that_names_the_present_ones(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{"x\n": np.zeros(1), "z": np.zeros(1)})  # pyright: ignore[reportArgumentType]
     with pytest.raises(DropoutError, match=r"x\\n, z without y") as error:
         read_npz(tmp_path / "a.npz", ["y"])

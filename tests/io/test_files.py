@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Files and folders are written completely or not at all."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def fill(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_the_old_is_whole_until_the_new_is(kind: str, tmp_path: Path) -> None:
+def test_target_has_the_old_content_until_the_new_is_complete(kind: str, tmp_path: Path) -> None:
     target, write = tmp_path / "deep" / "target", (fill if kind == "folder" else Path.write_text)
     content = target / "content" if kind == "folder" else target
     with replacing(target) as beside:
@@ -39,7 +39,7 @@ def test_the_old_is_whole_until_the_new_is(kind: str, tmp_path: Path) -> None:
     assert os.listdir(target.parent) == ["target"]
 
 
-def test_folders_change_places_where_the_system_has_no_word_for_it(
+def test_folders_are_exchanged_by_renames_where_the_system_has_no_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: object())
@@ -50,7 +50,7 @@ def test_folders_change_places_where_the_system_has_no_word_for_it(
     assert os.listdir(tmp_path) == ["target"]
 
 
-def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_does(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_write_and_nothing_else_is(tmp_path: Path) -> None:
     node, alive = files.platform.node(), os.getppid()
     left = tmp_path / f"a.json.{node}-{DEAD}.part"
     others = [
@@ -66,7 +66,7 @@ def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_
     assert sorted(os.listdir(tmp_path)) == sorted(["a.json", *others])
 
 
-def test_errors_of_the_disk_keep_their_number_through_other_packages(tmp_path: Path) -> None:
+def test_disk_errors_of_other_packages_keep_their_number(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left") as raised, disk_errors(tmp_path):
         raise RuntimeError("parquet: I/O error: no room (os error 28)")
     assert raised.value.errno == 28
@@ -74,7 +74,7 @@ def test_errors_of_the_disk_keep_their_number_through_other_packages(tmp_path: P
         raise RuntimeError("wrong shape")
 
 
-def test_a_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path / "state", "text")
     monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # stopped before its files go
     remove(tmp_path / "state")
@@ -82,7 +82,8 @@ def test_a_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     remove(tmp_path / "never")
 
 
-def test_a_folder_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_lock_is_exclusive_and_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     place = tmp_path / "work"
     code = (
         "import sys, time; from pathlib import Path; from lbdrop.io.files import locked\n"
@@ -104,7 +105,7 @@ def test_a_folder_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> Non
     assert not place.exists()  # nothing was done in it
 
 
-def test_a_holder_that_took_its_folder_away_leaves_the_next_ones_alone(tmp_path: Path) -> None:
+def test_lock_of_a_removed_folder_leaves_the_next_holder_its_own(tmp_path: Path) -> None:
     place = tmp_path / "work"
     with locked(place):
         remove(place)

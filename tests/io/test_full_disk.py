@@ -1,4 +1,4 @@
-"""A full disk, an unwritable place, Ctrl-C: one line, an exit code that is not 0, and what was there before is there still."""
+"""A full disk, an unwritable path, Ctrl-C: one line of error, an exit code other than 0, and the old output unchanged."""
 
 import errno
 import json
@@ -129,7 +129,7 @@ def control_c(patch: pytest.MonkeyPatch, after: int = 0) -> AbstractContextManag
 def at_writing(patch: pytest.MonkeyPatch, after: int, fault: Callable[[], None]) -> Iterator[None]:
     done, real = [0], files._flush
 
-    def met(path: Path) -> None:
+    def flush(path: Path) -> None:
         if path.suffix == ".part":  # the output itself, rather than a file in it
             done[0] += 1
             if done[0] == after + 1:
@@ -137,7 +137,7 @@ def at_writing(patch: pytest.MonkeyPatch, after: int, fault: Callable[[], None])
         real(path)
 
     with patch.context() as inner:
-        inner.setattr(files, "_flush", met)
+        inner.setattr(files, "_flush", flush)
         yield
 
 
@@ -145,7 +145,7 @@ FAULTS = {"size limit": (size_limit, 1, "cannot write to"), "no space": (no_spac
           "Ctrl-C": (control_c, 130, "stopped")}  # fmt: skip
 
 
-def said_in_one_line(done: Result, code: int, words: str) -> None:
+def assert_one_line_error(done: Result, code: int, words: str) -> None:
     assert done.exit_code == code, (done.exit_code, done.output, done.exception)
     assert isinstance(done.exception, SystemExit)
     assert words in done.stderr
@@ -156,7 +156,7 @@ def said_in_one_line(done: Result, code: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_old_output_stays_whatever_happens_to_the_new(
+def test_old_output_stays_whatever_happens_to_the_new(
     command: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call(world.words(command, tmp_path)).exit_code == 0
@@ -165,7 +165,7 @@ def test_the_old_output_stays_whatever_happens_to_the_new(
     for fault, code, words in FAULTS.values():
         with fault(monkeypatch):
             done = call(world.words(command, tmp_path, changed=True))
-        said_in_one_line(done, code, words)
+        assert_one_line_error(done, code, words)
         assert {name: content for name, content in tree(tmp_path).items() if ".unfinished/" not in name} == before
         assert not list(tmp_path.rglob("*.part"))
     done = call(world.words(command, tmp_path, changed=True))  # and with room again the new one comes
@@ -176,10 +176,10 @@ def test_the_old_output_stays_whatever_happens_to_the_new(
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "ml-1m"])
-def test_a_place_that_cannot_be_written_is_told_before_the_work(command: str, world: World, tmp_path: Path) -> None:
+def test_unwritable_output_is_refused_before_the_work(command: str, world: World, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file in place of a folder")
     done = call(world.words(command, tmp_path / "taken"))
-    said_in_one_line(done, 1, "cannot write to")
+    assert_one_line_error(done, 1, "cannot write to")
     assert tree(tmp_path) == {"taken": b"a file in place of a folder"}
 
 
@@ -199,7 +199,7 @@ def images() -> Images:
 
 
 @pytest.mark.parametrize(("command", "after"), [("ml-1m", 2), ("cifar10", 1)])
-def test_a_reproduction_keeps_its_last_state_and_goes_on_from_it(
+def test_reproduction_keeps_its_last_state_and_resumes_from_it(
     command: str, after: int, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.vision.cifar10.load", lambda path: images())
@@ -208,8 +208,8 @@ def test_a_reproduction_keeps_its_last_state_and_goes_on_from_it(
     whole = tmp_path / "whole"
     assert call(world.words(command, whole)).exit_code == 0
     for fault in ("no space", "Ctrl-C"):
-        broken, (meet, code, words) = tmp_path / fault, FAULTS[fault]
-        with meet(monkeypatch, after):  # type: ignore[call-arg]  # in the second epoch, when the first has its state
+        broken, (fault_at, code, words) = tmp_path / fault, FAULTS[fault]
+        with fault_at(monkeypatch, after):  # type: ignore[call-arg]  # in the second epoch, when the first has its state
             done = call(world.words(command, broken))
         assert done.exit_code == code, (done.output, done.exception)
         assert words in done.stderr
@@ -223,7 +223,8 @@ def test_a_reproduction_keeps_its_last_state_and_goes_on_from_it(
         assert clockless(json.loads(record.read_text())) == clockless(json.loads((whole / record.name).read_text()))
 
 
-def test_control_c_in_a_terminal_leaves_a_state_and_the_same_command_goes_on(world: World, tmp_path: Path) -> None:
+@pytest.mark.process
+def test_control_c_in_a_terminal_leaves_a_state_that_the_same_command_resumes(world: World, tmp_path: Path) -> None:
     words = world.words("fit", tmp_path)
     words[words.index("--epochs") + 1] = "100000"
     running = subprocess.Popen([sys.executable, "-m", "lbdrop", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # fmt: skip
@@ -233,12 +234,12 @@ def test_control_c_in_a_terminal_leaves_a_state_and_the_same_command_goes_on(wor
                 break
             time.sleep(0.02)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=60)
     finally:
         running.kill()
-    assert running.returncode == 130, said
-    assert "model.unfinished holds epoch" in said
-    assert "Traceback" not in said
+    assert running.returncode == 130, errors
+    assert "model.unfinished holds epoch" in errors
+    assert "Traceback" not in errors
     reached = max(int(each.name[-5:]) for each in (tmp_path / "model.unfinished").glob("epoch-?????"))
     words[words.index("100000")] = str(reached + 1)  # the same run, which now has an end
     done = call(words)

@@ -1,4 +1,4 @@
-"""What a record says of the code that wrote it."""
+"""The commit that a record names."""
 
 import subprocess
 from pathlib import Path
@@ -8,22 +8,24 @@ import pytest
 from lbdrop.io import records
 
 
-@pytest.mark.parametrize(("changed", "said"), [("", "0123456789ab"), (" M lbdrop/objective.py", "0123456789ab-dirty")])
-def test_code_that_differs_from_its_commit_is_marked_but_results_may_differ(
-    changed: str, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changed", "commit"), [("", "0123456789ab"), (" M lbdrop/objective.py", "0123456789ab-dirty")]
+)
+def test_commit_is_marked_dirty_by_changed_code_and_not_by_changed_results(
+    changed: str, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def git(here: Path, *words: str) -> str:
-        asked.append(words)
+        calls.append(words)
         return "0123456789ab" if words[0] == "rev-parse" else changed
 
     monkeypatch.setattr(records, "_git", git)
-    assert records.provenance()["commit"] == said
-    assert asked[-1][-1] == ":(top,exclude,glob)**/results/**"
+    assert records.provenance()["commit"] == commit
+    assert calls[-1][-1] == ":(top,exclude,glob)**/results/**"
 
 
-def test_a_copy_without_history_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_without_a_repository_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def git(here: Path, *words: str) -> str:
         raise subprocess.CalledProcessError(128, "git")
 

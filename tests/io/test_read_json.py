@@ -1,4 +1,4 @@
-"""JSON of other people's making: read whole, strictly and within bounds, or refused in one line."""
+"""JSON from untrusted sources is read strictly and within bounds, or refused in one line."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from lbdrop.io.records import read_json, write_json
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"a": 1, "b": 2, "a": 3}', "the name 'a' twice"),
         ('{"x": {"a": 1, "a": 1}}', "the name 'a' twice"),
@@ -25,30 +25,32 @@ from lbdrop.io.records import read_json, write_json
         (b"\xff\xfe\x00", "utf-8"),
     ],
 )
-def test_what_is_no_json_is_one_line_that_names_the_file(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_invalid_json_is_a_one_line_error_that_names_the_file(
+    tmp_path: Path, content: str | bytes, message: str
+) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DropoutError, match=said) as error:
+    with pytest.raises(DropoutError, match=message) as error:
         read_json(path)
     assert str(error.value).startswith(f"{path}: want JSON, got ")
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("[1, 2, 3]")
     monkeypatch.setattr(records, "MAX_BYTES", 8)
     with pytest.raises(DropoutError, match="want at most 8 bytes of JSON, got 9"):
         read_json(tmp_path / "a.json")
 
 
-def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
+def test_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "a.json")
     with pytest.raises(DropoutError, match="could not be read"):
         read_json(tmp_path)
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_written_record_is_read_back_unchanged(tmp_path: Path) -> None:
     content = {"a": [1, 2.5, None, True, "é"], "b": {"c": 2**63 - 1, "d": -(2**63)}}
     assert (
         read_json(write_json(tmp_path / "a.json", content)) == content == json.loads((tmp_path / "a.json").read_text())

@@ -63,8 +63,8 @@ class Normed(Skip):
 MODELS: list[Callable[[], Skip]] = [Skip, InPlace, Branching, Recurrent, Normed]
 
 
-class _Given:
-    """Hands out masks made beforehand."""
+class FixedMasks:
+    """A drawer whose masks are made beforehand."""
 
     generator: torch.Generator | None = None
 
@@ -80,7 +80,7 @@ class _Given:
 
 
 @pytest.mark.parametrize("scale", ["inverted", "none", "alpha"])
-def test_quiet_rates_run_the_deterministic_pass_under_one_mask_as_under_several(scale) -> None:
+def test_silent_rates_give_the_deterministic_pass_for_any_number_of_masks(scale) -> None:
     model = nn.Sequential(nn.Linear(4, 6), LearnableDropout(6, 0.4, scale=scale), nn.Linear(6, 3)).double()
     logit, x = model[1].logit, torch.randn(5, 4, dtype=torch.double)
     with masks.deterministic(model):
@@ -99,7 +99,7 @@ def test_passes_equal_a_plain_loop_in_value_and_gradient(kind) -> None:
     def gradients(output: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(output.pow(2).sum(), [p for p in model.parameters() if p.requires_grad]))
 
-    together, reached = passes.run(model, lambda: model(x), 3, _Given(z))
+    together, reached = passes.run(model, lambda: model(x), 3, FixedMasks(z))
     loop = []
     for mask in z:
         with masks.fixed(model, {"drop": mask}):
@@ -113,7 +113,7 @@ def test_passes_equal_a_plain_loop_in_value_and_gradient(kind) -> None:
 @pytest.mark.parametrize(
     ("kind", "engine"), [(Skip, "lanes"), (Recurrent, "replay"), (Branching, "replay"), (Normed, "replay")]
 )
-def test_what_comes_before_the_first_dropout_runs_once(kind, engine: str) -> None:
+def test_layers_before_the_first_dropout_run_once(kind, engine: str) -> None:
     model, x = kind(), torch.randn(5, 4)
     objective = Objective(model, Bound(model, 10), estimator="rloo-4", coupled=False)
     for _ in range(2):  # the first step may try one engine and take the other
@@ -126,7 +126,7 @@ def test_what_comes_before_the_first_dropout_runs_once(kind, engine: str) -> Non
 
 
 def _rows_multiplied(layer: nn.Linear, function: Callable[[], object]) -> int:
-    """How many rows went through a layer's matrix product: asked of the dispatcher, below every transform."""
+    """How many rows went through a layer's matrix product, counted in the dispatcher, below every transform."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
@@ -150,7 +150,7 @@ def _rows_multiplied(layer: nn.Linear, function: Callable[[], object]) -> int:
 
 
 class Remembers(Skip):
-    """Keeps what it saw, as models with a cache or a running mean do."""
+    """Keeps tensors of its pass, as models with a cache or a running mean do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Remembers(Skip):
         return self.after(x + dropped)
 
 
-def test_what_a_model_keeps_of_a_pass_can_be_read_afterwards() -> None:
+def test_attributes_that_a_model_keeps_of_a_pass_can_be_read_afterwards() -> None:
     model, x = Remembers(), torch.randn(5, 4)
     predict(model, x, samples=3)
     assert model.seen is not None
@@ -175,7 +175,7 @@ def test_what_a_model_keeps_of_a_pass_can_be_read_afterwards() -> None:
 
 
 class Writes(Skip):
-    """Writes a mask into a buffer and reads it back: later passes must not find the first one's."""
+    """Writes a mask into a buffer and reads it back: later passes must not find the mask of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,23 +187,23 @@ class Writes(Skip):
         return self.after(x + self.kept * 1.0)
 
 
-def test_a_mask_written_into_a_buffer_is_seen_by_every_pass() -> None:
+def test_buffer_that_holds_a_mask_is_written_in_every_pass() -> None:
     model, x = Writes(), torch.randn(5, 4)
     z = (torch.rand(3, 5, 6) < 0.6).float()
-    together, _ = passes.run(model, lambda: model(x), 3, _Given(z))
+    together, _ = passes.run(model, lambda: model(x), 3, FixedMasks(z))
     for output, mask in zip(together, z, strict=True):
         with masks.fixed(model, {"drop": mask}):
             torch.testing.assert_close(output, model(x))
 
 
-def test_running_statistics_stay_right_when_a_model_has_predicted_before() -> None:
+def test_running_statistics_move_once_in_a_step_after_a_prediction() -> None:
     model, x = Normed(), torch.randn(5, 4)
     predict(model, x)
     Objective(model, Bound(model, 10), coupled=True)(lambda m: m(x).square().sum(1))
     assert int(model.early.num_batches_tracked) == 1
 
 
-def test_running_statistics_before_the_dropout_move_once_a_step() -> None:
+def test_running_statistics_before_the_dropout_move_once_in_a_step() -> None:
     model, x = Normed(), torch.randn(5, 4)
     before = torch.tanh(model.before(x)).detach()
     objective = Objective(model, Bound(model, 10), coupled=True)
@@ -212,40 +212,24 @@ def test_running_statistics_before_the_dropout_move_once_a_step() -> None:
     assert int(model.early.num_batches_tracked) == 1
 
 
-def test_a_mistake_in_the_loss_is_shown_as_it_is() -> None:
+def test_error_in_the_loss_reaches_the_caller_unchanged() -> None:
     model = Skip()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         Objective(model, examples=5)(lambda m: m(torch.randn(5, 9)).sum(1))
     assert all(layer.source is None for layer in learned_layers(model).values())
 
 
-class _Known:
-    """Gives masks that are there already."""
-
-    generator: torch.Generator | None = None
-
-    def __init__(self, stack: Tensor):
-        self.stack = stack
-
-    def begin(self) -> None: ...
-
-    def draw(self, layer: object, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        return self.stack
-
-    def seen(self, use: int, x: Tensor) -> None: ...
-
-
-@pytest.mark.parametrize("taken", [lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1], lambda f, x, v: torch.func.grad(lambda x: (f(x) * 0.5).sum())(x) * v],
+@pytest.mark.parametrize("derivative", [lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1], lambda f, x, v: torch.func.grad(lambda x: (f(x) * 0.5).sum())(x) * v],
                          ids=["forwards", "backwards"])  # fmt: skip
-def test_a_derivative_inside_a_pass_is_that_of_each_mask(taken: Callable[..., Tensor]) -> None:
+def test_derivatives_inside_a_pass_are_those_of_each_mask(derivative: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)
     model, x, v = Skip(), torch.randn(5, 4), torch.randn(5, 4)
     stack = (torch.rand(3, 5, 6) < 0.6).float()
-    found, _ = passes.run(model, lambda: taken(model, x, v), 3, _Known(stack))
+    found, _ = passes.run(model, lambda: derivative(model, x, v), 3, FixedMasks(stack))
     assert list(passes._needs_replay[model].values()) == [False]
     for mask, each in zip(stack, found, strict=True):
         with masks.fixed(model, {"drop": mask}):
-            torch.testing.assert_close(each, taken(model, x, v))
+            torch.testing.assert_close(each, derivative(model, x, v))
 
 
 class Two(nn.Module):
@@ -260,11 +244,11 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(("count", "recurrent"), [(1, False), (3, False), (3, True)], ids=["single", "lanes", "replay"])
-def test_a_pass_gives_masks_to_the_layers_it_is_told_and_to_no_other(count: int, recurrent: bool) -> None:
+def test_masks_go_to_the_named_layers_and_to_no_other(count: int, recurrent: bool) -> None:
     model, x = Two(recurrent).double().eval(), torch.randn(5, 6, dtype=torch.double)
     z = (torch.rand(count, 5, 6) < 0.6).double()
     for _ in range(2):  # the first pass may try one engine and take the other
-        found, reached = passes.run(model, lambda: model(x), count, _Given(z), [model.one])
+        found, reached = passes.run(model, lambda: model(x), count, FixedMasks(z), [model.one])
         assert reached == {model.one}
         for mask, output in zip(z, found, strict=True):
             with masks.fixed(model, {"one": mask}):  # the other layer runs its deterministic pass

@@ -74,15 +74,15 @@ MODELS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 
 
 @pytest.fixture
-def lanes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def lanes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a model that vmap can take went to replay")
 
     monkeypatch.setattr(passes, "run_replay", refuse)
 
 
-class Kept:
-    """Draws masks, and gives those of one pass again as a source of masks."""
+class RecordingDrawer:
+    """Draws masks and keeps them, so that a loop of passes can use the same ones."""
 
     generator: torch.Generator | None = None
 
@@ -123,10 +123,10 @@ def replayed(model: nn.Module) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ models
 
 
-@pytest.mark.usefixtures("lanes_alone")
+@pytest.mark.usefixtures("lanes_only")
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
-def test_masks_together_give_what_a_loop_of_passes_gives(kind, shape) -> None:
-    model, x, kept = kind().eval(), torch.randn(shape), Kept(4)
+def test_lanes_under_autocast_equal_a_loop_of_passes(kind, shape) -> None:
+    model, x, kept = kind().eval(), torch.randn(shape), RecordingDrawer(4)
     with half(), torch.no_grad():
         together, _ = passes.run(model, lambda: model(x), 4, kept)
         alone = kept.one_by_one(model, x)
@@ -136,7 +136,7 @@ def test_masks_together_give_what_a_loop_of_passes_gives(kind, shape) -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
-def test_predictions_are_those_of_the_other_engine(kind, shape, monkeypatch) -> None:
+def test_predictions_in_lanes_equal_those_in_replay(kind, shape, monkeypatch) -> None:
     model, x = kind(), torch.randn(shape)
     with half():
         with replayed(model.eval()):
@@ -147,10 +147,10 @@ def test_predictions_are_those_of_the_other_engine(kind, shape, monkeypatch) -> 
     assert not torch.equal(fast.mean, predict(model, x, samples=6).mean)  # float32 without autocast
 
 
-@pytest.mark.usefixtures("lanes_alone")
+@pytest.mark.usefixtures("lanes_only")
 @pytest.mark.parametrize("inner", [torch.float32, torch.float64])
-def test_a_model_that_switches_autocast_off_has_its_way(inner: torch.dtype) -> None:
-    class Proud(nn.Module):
+def test_model_that_switches_autocast_off_stays_in_its_precision(inner: torch.dtype) -> None:
+    class FullPrecision(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.drop, self.exact, self.head = LearnableDropout(6), nn.Linear(6, 6).to(inner), nn.Linear(6, 2)
@@ -164,13 +164,13 @@ def test_a_model_that_switches_autocast_off_has_its_way(inner: torch.dtype) -> N
                     exact = self.exact(x)
             return exact, self.head(exact.float())
 
-    model, x = Proud(), torch.randn(4, 6)
+    model, x = FullPrecision(), torch.randn(4, 6)
     with half():
-        (exact, head), _ = passes.run(model, lambda: model(x), 3, Kept(3))
+        (exact, head), _ = passes.run(model, lambda: model(x), 3, RecordingDrawer(3))
     assert (exact.dtype, head.dtype) == (inner, HALF)
 
 
-def test_dropout_inside_a_function_is_still_found() -> None:
+def test_functional_dropout_is_found_under_autocast() -> None:
     class Hidden(nn.Sequential):
         def forward(self, input: Tensor) -> Tensor:
             return F.dropout(super().forward(input), 0.3)
@@ -180,9 +180,9 @@ def test_dropout_inside_a_function_is_still_found() -> None:
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
-def test_without_autocast_every_model_stays_in_its_own_precision(dtype: torch.dtype) -> None:
+def test_models_without_autocast_stay_in_their_precision(dtype: torch.dtype) -> None:
     model, x = perceptron().to(dtype), torch.randn(5, 6, dtype=dtype)
-    output, _ = passes.run(model, lambda: model(x), 3, Kept(3))
+    output, _ = passes.run(model, lambda: model(x), 3, RecordingDrawer(3))
     assert output.dtype == dtype
 
 
@@ -219,17 +219,17 @@ def agree(kind: Callable[[], nn.Module], shape: tuple[int, ...], objective, monk
 
 
 @pytest.mark.parametrize("estimator", ["double-cv-4", "arm", "disarm", "rloo-4", "arms-4"])
-def test_every_estimators_gradients_are_those_of_the_other_engine(estimator: str, monkeypatch) -> None:
+def test_gradients_of_every_estimator_in_lanes_equal_those_in_replay(estimator: str, monkeypatch) -> None:
     agree(perceptron, (16, 6), lambda m, _: Objective(m, examples=100, estimator=estimator), monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
-def test_every_models_gradients_are_those_of_the_other_engine(kind, shape, monkeypatch) -> None:
+def test_gradients_of_every_model_in_lanes_equal_those_in_replay(kind, shape, monkeypatch) -> None:
     agree(kind, shape, lambda m, _: Objective(m, examples=100), monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
-def test_self_tunings_gradients_are_those_of_the_other_engine(kind, shape, monkeypatch) -> None:
+def test_gradients_of_self_tuning_in_lanes_equal_those_in_replay(kind, shape, monkeypatch) -> None:
     def objective(model: nn.Module, x: Tensor) -> Objective:
         return Objective(model, SelfTuning(model, [(x,)], steps=100, plain=0.0, masks=3))
 
@@ -276,7 +276,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_has_the_precision_of_a_plain_call(name: str) -> None:
+def test_functions_in_lanes_have_the_precision_of_a_plain_call(name: str) -> None:
     function, x = FUNCTIONS[name], torch.randn(3, 4, 6)
     with half():
         alone = torch.stack([function(each) for each in x])
@@ -286,7 +286,7 @@ def test_a_function_has_the_precision_of_a_plain_call(name: str) -> None:
     assert_rounded_alike(together, alone)
 
 
-def test_torch_sorts_functions_as_the_lists_do() -> None:
+def test_lists_of_autocast_agree_with_the_header_of_torch() -> None:
     """Its header has the order of every device but the CPU, whose functions are tried above."""
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     found = {

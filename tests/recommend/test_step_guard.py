@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_recommender import assert_unchanged, likes, recommender, state
+from helpers.small_recommender import likes, recommender
+from helpers.states import assert_unchanged, state
 from torch import Tensor
 
 from lbdrop import DropoutError

@@ -1,4 +1,4 @@
-"""Masks that are not inverted leave a gain behind; it must end up in the weights, wherever the dropout stands."""
+"""The gain of masks that are not inverted goes into the weights, wherever the dropout is."""
 
 import copy
 
@@ -117,7 +117,7 @@ def test_gains_of_attention_and_recurrent_layers_go_into_their_own_weights() -> 
         torch.testing.assert_close(read(bake(model)(x)), read(model(x)), atol=1e-10, rtol=1e-10)
 
 
-def test_the_gain_that_has_no_weight_to_go_into_is_an_error_in_hugging_face_attention() -> None:
+def test_gain_of_hugging_face_attention_has_no_weight_to_go_into_and_is_refused() -> None:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
@@ -128,7 +128,7 @@ def test_the_gain_that_has_no_weight_to_go_into_is_an_error_in_hugging_face_atte
         bake(model)
 
 
-def test_neighbours_are_found_in_a_model_that_can_only_be_traced_in_parts() -> None:
+def test_neighbours_are_found_where_only_parts_can_be_traced() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -143,7 +143,7 @@ def test_neighbours_are_found_in_a_model_that_can_only_be_traced_in_parts() -> N
     assert (found.consumers, found.producer, found.between) == (["part.4"], "part.0", ["part.2", "part.1"])
 
 
-def test_a_baked_model_is_a_copy_in_eval_mode() -> None:
+def test_baked_model_is_a_copy_in_eval_mode() -> None:
     model, _ = sequential("none")["linear"]
     before = copy.deepcopy(model.state_dict())
     assert not bake(model).training

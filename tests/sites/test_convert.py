@@ -154,26 +154,26 @@ class TestEveryModel:
         (nn.FeatureAlphaDropout, True, "alpha"),
     ],
 )
-def test_each_kind_of_dropout_keeps_its_way(module, channels: bool, scale: str) -> None:
+def test_each_kind_of_dropout_keeps_its_axes_scale_and_rate(module, channels: bool, scale: str) -> None:
     net = lbdrop.convert(nn.Sequential(nn.Linear(3, 3), module(0.25)), verbose=False)
     assert isinstance(net[1], LearnableDropout)
     assert (net[1].channels, net[1].scale) == (channels, scale)
     assert net[1].p == pytest.approx(0.25)
 
 
-def test_it_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_names_what_was_converted(capsys: pytest.CaptureFixture[str]) -> None:
     lbdrop.convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.25), nn.Dropout(0.0)))
     assert capsys.readouterr().out == "lbdrop: 1 dropout learned: 1 (rate 0.25); left alone, rate 0: 2\n"
 
 
-def test_a_dropout_that_is_a_model_and_one_that_stands_in_two_places() -> None:
+def test_dropout_that_is_the_model_or_stands_in_two_places_is_converted() -> None:
     assert isinstance(lbdrop.convert(nn.Dropout(0.2), verbose=False), LearnableDropout)
     twice = nn.Dropout(0.2)
     net = lbdrop.convert(nn.Sequential(twice, nn.Linear(2, 2), twice), verbose=False)
     assert net[0] is net[2]
 
 
-def test_one_rate_for_the_model_or_for_chosen_layers() -> None:
+def test_rate_is_shared_by_the_model_or_by_named_layers() -> None:
     def net() -> nn.Sequential:
         return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2), nn.Linear(2, 2), nn.Dropout(0.3), nn.Dropout(0.4))
 
@@ -184,7 +184,7 @@ def test_one_rate_for_the_model_or_for_chosen_layers() -> None:
     assert two["1"].logit is not two["3"].logit
 
 
-def test_inserting_behind_named_modules() -> None:
+def test_dropout_is_inserted_behind_named_modules() -> None:
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5), nn.Linear(5, 2))
     x = torch.randn(4, 3, 6, 6)
     before = net(x)
@@ -197,7 +197,7 @@ def test_inserting_behind_named_modules() -> None:
     assert str(lbdrop.bake(net)) == str(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5), nn.Linear(5, 2)))  # fmt: skip
 
 
-def test_packed_sequences_go_through() -> None:
+def test_packed_sequences_pass_a_converted_lstm_unchanged() -> None:
     rnn = nn.LSTM(4, 5, num_layers=2, dropout=0.4, batch_first=True).eval()
     x, lengths = torch.randn(3, 6, 4), torch.tensor([2, 6, 6])
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
@@ -219,7 +219,7 @@ def test_packed_sequences_go_through() -> None:
         {"batch_first": True},
     ],
 )
-def test_attention_equals_torchs_with_every_option(settings: dict) -> None:
+def test_attention_equals_that_of_torch_with_every_option(settings: dict) -> None:
     original = nn.MultiheadAttention(8, 2, dropout=0.1, **settings).double().eval()
     ours = lbdrop.convert(copy.deepcopy(original), verbose=False)
     shape = lambda width: (3, 5, width) if settings.get("batch_first") else (5, 3, width)  # noqa: E731
@@ -238,7 +238,7 @@ def test_attention_equals_torchs_with_every_option(settings: dict) -> None:
     torch.testing.assert_close(ours(q[0], k[0], v[0]), original(q[0], k[0], v[0]))
 
 
-def test_the_fused_path_would_have_ignored_dropout() -> None:
+def test_encoder_layer_stays_off_the_fused_path_that_ignores_dropout() -> None:
     """Why the encoder layer needs care: in eval mode torch's own goes around every dropout, called or not."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True).eval()
     layer.self_attn.dropout = 0.0  # nothing to learn in the attention, yet the fused path must stay off
@@ -258,7 +258,7 @@ class Around(nn.Module):
         return self.backbone(x).logits
 
 
-def test_a_hugging_face_model_is_reached_inside_another_module() -> None:
+def test_hugging_face_model_inside_another_module_is_converted() -> None:
     model, x = Around().eval(), torch.randint(1, 50, (4, 6))
     before = model(x)
     lbdrop.convert(model, verbose=False)

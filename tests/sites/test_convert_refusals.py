@@ -55,7 +55,7 @@ class Hidden(nn.Module):
         (DropPath, r"0 \(DropPath\)"),
     ],
 )
-def test_dropout_that_cannot_be_reached_is_named_and_the_model_left_alone(inside, named: str) -> None:
+def test_unreachable_dropout_is_named_and_the_model_left_alone(inside, named: str) -> None:
     net = nn.Sequential(inside(), nn.Linear(3, 3), nn.Dropout(0.1))
     with pytest.raises(DropoutError, match=named):
         lbdrop.convert(net)
@@ -65,13 +65,13 @@ def test_dropout_that_cannot_be_reached_is_named_and_the_model_left_alone(inside
     assert isinstance(net[2], LearnableDropout)
 
 
-def test_functional_dropout_that_only_running_shows_is_an_error_at_the_first_step() -> None:
+def test_functional_dropout_hidden_from_the_source_is_an_error_at_the_first_step() -> None:
     net = lbdrop.convert(Hidden(), verbose=False)
     with pytest.raises(DropoutError, match=r"drops out inside a function: \['dropout\(p=0.5\)'\]"):
         Objective(net, examples=5)(lambda m: m(torch.randn(5, 3)).sum(1))
 
 
-def test_functional_dropout_that_stays_on_at_test_time_is_an_error_in_prediction() -> None:
+def test_functional_dropout_that_is_on_at_test_time_is_an_error_in_prediction() -> None:
     with pytest.raises(DropoutError, match="drops out inside a function"):
         predict(lbdrop.convert(Hidden(), verbose=False), torch.randn(5, 3))
 
@@ -91,7 +91,7 @@ class StochasticDepth(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [SpatialDropout, StochasticDepth])
-def test_what_only_looks_like_a_dropout_of_torchs_is_named(kind) -> None:
+def test_modules_that_only_look_like_a_dropout_of_torch_are_named(kind) -> None:
     with pytest.raises(DropoutError, match=kind.__name__):
         lbdrop.convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), kind()))
 
@@ -107,7 +107,7 @@ class Clean(nn.Module):
         return F.dropout(F.scaled_dot_product_attention(x, x, self.drop(x)), p=0.0)
 
 
-def test_a_rate_of_zero_in_a_function_is_no_dropout() -> None:
+def test_functional_dropout_of_rate_zero_is_allowed() -> None:
     net = lbdrop.convert(Clean(), verbose=False)
     Objective(net, examples=4)(lambda m: m(torch.randn(4, 2, 3)).sum((1, 2)))
 
@@ -115,7 +115,7 @@ def test_a_rate_of_zero_in_a_function_is_no_dropout() -> None:
 # --------------------------------------------------------------------------------------------- what cannot be asked for
 
 
-def test_nothing_to_convert_says_what_to_do() -> None:
+def test_model_without_dropout_is_an_error_with_the_next_step() -> None:
     with pytest.raises(DropoutError, match=r"no dropout in Sequential; pass after=\['0'\]"):
         lbdrop.convert(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(DropoutError, match=r"those at \['0'\] have rate 0, pass rate=0.5"):
@@ -123,7 +123,7 @@ def test_nothing_to_convert_says_what_to_do() -> None:
     assert isinstance(lbdrop.convert(nn.Sequential(nn.Dropout(0.0)), rate=0.5, verbose=False)[0], LearnableDropout)
 
 
-def test_wrong_settings_are_named() -> None:
+def test_wrong_settings_are_refused_and_the_model_left_alone() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     for settings, message in [
         ({"per": "unit"}, "pass example=x"),

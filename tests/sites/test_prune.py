@@ -1,4 +1,4 @@
-"""Removing units must equal zeroing them."""
+"""Removing units equals setting them to zero."""
 
 import copy
 
@@ -45,7 +45,7 @@ MODELS = {
 
 @pytest.mark.parametrize("scale", ["inverted", "none"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_smaller_model_equals_zeroing(name: str, scale) -> None:
+def test_pruned_model_equals_zeroed_units(name: str, scale) -> None:
     kind, shape = MODELS[name]
     model, x = kind().double().eval(), torch.randn(shape).double()
     for module in model.modules():
@@ -92,7 +92,7 @@ def test_units_before_a_grouped_convolution_stay_and_are_zeroed() -> None:
         torch.testing.assert_close(prune(model)(x), model(x), atol=1e-6, rtol=1e-5)
 
 
-def test_the_original_is_left_alone() -> None:
+def test_original_is_left_alone() -> None:
     model = MODELS["linear"][0]()
     model[2].logit.data[:4] = -9
     before = copy.deepcopy(model.state_dict())
@@ -100,7 +100,7 @@ def test_the_original_is_left_alone() -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
-def test_removing_everything_is_refused() -> None:
+def test_threshold_that_removes_every_unit_is_refused() -> None:
     model = MODELS["linear"][0]()
     model[2].logit.data.fill_(-9)
     with pytest.raises(DropoutError, match=r"would remove every unit at \['2'\]"):
