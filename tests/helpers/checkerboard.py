@@ -15,7 +15,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "learned": {"method": "sivae-lbd", **NETWORK},
     "default": {"dropout": "learned", **NETWORK | {"layers": 2, "epochs": 15}},
     "fixed": {"dropout": "fixed", **NETWORK},
-    "recvae": {"method": "recvae", **NETWORK | {"layers": 2, "epochs": 6}},
+    "recvae": {"method": "recvae", **NETWORK | {"layers": 2}},
     "ease": {"method": "ease", "regularisation": 10.0},
     "slim": {"method": "slim"},
     "wmf": {"method": "wmf", "factors": 4, "regularisation": 1.0},
