@@ -41,13 +41,13 @@ def test_every_block_is_run_or_read(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_the_python_blocks_that_run_have_every_line_of_the_page(page: Path) -> None:
+def test_python_blocks_have_every_line_of_the_page(page: Path) -> None:
     written = [line for line in test_docs.code(page).splitlines() if line]
     run = [line for block in blocks(page) if block.language == "python" for line in block.text.splitlines() if line]
     assert run == written
 
 
-def test_blocks_are_found_at_all() -> None:
+def test_python_blocks_are_found() -> None:
     assert sum(block.language == "python" for page in PAGES for block in blocks(page)) > 50
 
 
@@ -65,12 +65,12 @@ def test_blocks_are_found_at_all() -> None:
         "```text\nan output of nothing\n```\n",
     ],
 )
-def test_a_block_that_nobody_runs_or_reads_is_found(wrong: str, tmp_path: Path) -> None:
+def test_unchecked_block_is_an_error(wrong: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(wrong)
     with pytest.raises((AssertionError, ValueError, yaml.YAMLError)):
         check(tmp_path / "page.md")
 
 
-def test_what_can_be_read_is_read(tmp_path: Path) -> None:
+def test_data_blocks_are_read(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text('```json\n{"a": 1}\n```\n\n```toml\na = 1\n```\n\n```yaml\na: [1]\n```\n')
     check(tmp_path / "page.md")

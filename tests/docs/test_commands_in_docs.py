@@ -1,7 +1,7 @@
 """The commands of every page run as they are written there, one after the other, on small generated files.
 
 Schedules of hours are cut short by :mod:`stand_ins`. What starts processes or a cluster is in
-``test_commands_in_docs_alone.py``; commands within sentences are parsed.
+``test_process_commands_in_docs.py``; commands within sentences are parsed.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_command_within_a_sentence_could_be_given(page: Path) -> None:
+def test_commands_within_sentences_parse(page: Path) -> None:
     for words in mentioned(page):
         parse(words)
 
@@ -117,7 +117,7 @@ def test_every_command_within_a_sentence_could_be_given(page: Path) -> None:
         "pip install 'lbdrop[nothing]'",
     ],
 )
-def test_a_command_that_could_not_be_given_would_be_found(wrong: str) -> None:
+def test_wrong_command_does_not_parse(wrong: str) -> None:
     with pytest.raises((Exception, SystemExit)):
         parse(shlex.split(wrong))
 
@@ -228,8 +228,20 @@ def run(words: list[str], until_the_end: ExitStack, address: str | None) -> str 
     return address
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, folder: Path) -> None:
+def starts_processes(page: Path) -> bool:
+    """Whether a command of this page is the service, or make."""
+    return any(words[0] == "make" or "serve" in words for words in commands(page))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.process] if starts_processes(page) else [], id=name(page))
+        for page in PAGES
+        if commands(page)
+    ],
+)
+def test_page_commands_run_in_order(page: Path, folder: Path) -> None:
     address = None
     with ExitStack() as until_the_end:
         for words in commands(page):
@@ -238,6 +250,6 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, folder: Path
 
 
 @pytest.mark.parametrize("wrong", ["rm -rf data", "lbdrop report experiments/toy/results", "make nothing"])
-def test_a_line_that_does_not_run_fails(wrong: str, folder: Path) -> None:
+def test_line_that_cannot_run_fails(wrong: str, folder: Path) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)), ExitStack() as until_the_end:
         run(shlex.split(wrong), until_the_end, None)

@@ -42,7 +42,7 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_block_of_a_page_runs_and_prints_what_stands_below_it(
+def test_page_blocks_run_and_print_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # what a page writes beside itself stays out of the checkout
@@ -56,12 +56,12 @@ def test_every_block_of_a_page_runs_and_prints_what_stands_below_it(
             assert shape(said) == shape(found[2]), said
 
 
-def test_an_output_may_differ_in_its_numbers_alone() -> None:
+def test_outputs_may_differ_in_numbers_alone() -> None:
     assert shape("rate 0.25, 1 left") == shape("rate 1e-3,\n12 left")
     assert shape("rate 0.25, 1 left") != shape("rate 0.25, 1 right")
 
 
-def test_code_is_found_at_its_own_line(tmp_path: Path) -> None:
+def test_page_code_keeps_its_lines(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Text\n\n```python\na = 1\n```\n\n```\nnot code\n```\n\n```python\nb = a\n```\n")
     assert code(page).splitlines() == ["", "", "", "a = 1", "", "", "", "", "", "", "", "b = a"]
@@ -87,21 +87,21 @@ def table(name: str) -> list[str]:
     return re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", "\n".join(rows))
 
 
-def test_the_numbers_of_the_readmes_toy_table_are_those_of_its_results() -> None:
+def test_readme_toy_numbers_match_json() -> None:
     results = (ROOT / "experiments/toy/results/toy.json").read_text()
     known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))
     assert len(table("toy")) >= 16
     assert not set(table("toy")) - known
 
 
-def test_the_numbers_of_the_readmes_cifar10_table_are_those_of_its_results() -> None:
+def test_readme_cifar10_numbers_match_table() -> None:
     results = (ROOT / "experiments/cifar10/results/table.md").read_text()
     known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
     assert len(table("cifar10")) > 60
     assert not set(table("cifar10")) - known
 
 
-def test_the_numbers_of_the_camvid_tables_are_those_of_its_results() -> None:
+def test_camvid_numbers_match_table() -> None:
     results = (ROOT / "experiments/camvid/results/table.md").read_text()
     known = set(re.findall(r"(?<![\w.])\d[\d.]*", results))
     assert len(table("camvid")) > 50
@@ -111,7 +111,7 @@ def test_the_numbers_of_the_camvid_tables_are_those_of_its_results() -> None:
     assert not set(re.findall(r"(?<![\w.])\d[\d.]*", rows)) - known
 
 
-def test_the_numbers_of_the_readmes_variance_table_are_those_of_its_results() -> None:
+def test_readme_variance_numbers_match_json() -> None:
     record = json.loads((ROOT / "benchmarks/results/variance.json").read_text())
     known = {"1", "2", "4", "8"}
     for cell in record["summary"]:
@@ -122,7 +122,7 @@ def test_the_numbers_of_the_readmes_variance_table_are_those_of_its_results() ->
     assert not set(table("variance")) - known
 
 
-def test_the_numbers_of_the_readmes_overhead_table_are_those_of_its_results() -> None:
+def test_readme_overhead_numbers_match_json() -> None:
     known = {"20"}
     for device in ("cpu", "cuda"):
         record = json.loads((ROOT / f"benchmarks/results/overhead-{device}.json").read_text())
@@ -132,14 +132,14 @@ def test_the_numbers_of_the_readmes_overhead_table_are_those_of_its_results() ->
     assert not {n for n in table("overhead") if "." in n} - known
 
 
-def test_the_numbers_of_the_readmes_netflix_table_are_those_of_its_results() -> None:
+def test_readme_netflix_numbers_match_table() -> None:
     results = (ROOT / "experiments/collaborative/results/table.md").read_text()
     known = set(re.findall(r"(?<![\w.])\d[\d.]*", results)) | {"20", "50", "100"}
     assert len(table("netflix")) > 24
     assert not set(table("netflix")) - known
 
 
-def test_the_numbers_of_the_readmes_recommender_table_are_those_of_its_results() -> None:
+def test_readme_recommender_numbers_match_json() -> None:
     record = json.loads((ROOT / "benchmarks/results/recommender-cuda.json").read_text())
     known = {"2"}
     for entry in record["epoch"].values():
@@ -149,13 +149,13 @@ def test_the_numbers_of_the_readmes_recommender_table_are_those_of_its_results()
     assert not set(table("recommender")) - known
 
 
-def test_the_numbers_of_the_reliability_pages_fuzz_table_are_those_of_its_results() -> None:
+def test_reliability_fuzz_numbers_match_json() -> None:
     total = json.loads((ROOT / "benchmarks/results/fuzz.json").read_text())["total"]
     row = (ROOT / "docs/reliability.md").read_text().partition("<!-- fuzz table -->")[2].strip().splitlines()[2]
     assert re.findall(r"\d+", row) == [str(total[name]) for name in ("inputs", "refused", "accepted", "tracebacks")]
 
 
-def test_the_numbers_of_the_reliability_page_on_big_data_are_those_of_its_results() -> None:
+def test_reliability_big_data_numbers_match_json() -> None:
     record = json.loads((ROOT / "benchmarks/results/big_data.json").read_text())
     page = (ROOT / "docs/reliability.md").read_text()
     assert record["prepare"]["as_expected"]
@@ -165,9 +165,7 @@ def test_the_numbers_of_the_reliability_page_on_big_data_are_those_of_its_result
     assert f"| {record['train']['bytes_of_one_dense_table'] / 1e9:.1f} GB; the plain loss" in page
 
 
-def test_the_numbers_of_the_reliability_page_on_service_processes_scoring_and_faults_are_those_of_their_results() -> (
-    None
-):
+def test_reliability_page_numbers_match_json() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     text = " ".join(page.split())  # sentences, whatever their lines
     found = {

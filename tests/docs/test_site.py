@@ -55,18 +55,18 @@ def nav(entry: Any) -> list[str]:
     return [page for each in inside for page in nav(each)]
 
 
-def test_the_site_builds_without_a_warning(built: tuple[Path, list[str]]) -> None:
+def test_site_builds_without_a_warning(built: tuple[Path, list[str]]) -> None:
     assert built[1] == []
 
 
-def test_every_page_of_docs_has_its_place_in_the_navigation(pages: dict[str, str]) -> None:
+def test_every_page_is_in_the_navigation(pages: dict[str, str]) -> None:
     listed = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(listed) == sorted(written | {"index.md"})
     assert {page.replace(".md", ".html") for page in listed} <= set(pages)
 
 
-def test_nothing_is_loaded_from_elsewhere(built: tuple[Path, list[str]], pages: dict[str, str]) -> None:
+def test_site_loads_nothing_from_elsewhere(built: tuple[Path, list[str]], pages: dict[str, str]) -> None:
     loads = r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
     for name, text in pages.items():
         assert not re.findall(loads, text), name
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_from_elsewhere(built: tuple[Path, list[str]], pages: 
         assert not re.search(r"url\([\"']?(?:https?:)?//|@import\s+[\"']?https?:", style.read_text()), style.name
 
 
-def test_links_within_the_site_lead_to_files_and_headings(built: tuple[Path, list[str]], pages: dict[str, str]) -> None:
+def test_site_links_lead_to_files_and_headings(built: tuple[Path, list[str]], pages: dict[str, str]) -> None:
     names = {name: set(re.findall(r"\bid=[\"']?([^\"'\s>]+)", text)) for name, text in pages.items()}
     checked = 0
     for name, text in pages.items():
@@ -91,14 +91,14 @@ def test_links_within_the_site_lead_to_files_and_headings(built: tuple[Path, lis
     assert checked > 1_000
 
 
-def test_formulas_are_drawn_by_the_browser(pages: dict[str, str]) -> None:
+def test_formulas_are_mathml(pages: dict[str, str]) -> None:
     assert pages["the_gradient.html"].count("<math") > 60
     for name, text in pages.items():
         assert "arithmatex" not in text, name
         assert not re.search(r"<m\w+>\$", text), f"{name}: two formulas in one"
 
 
-def test_the_api_shows_docstrings_with_their_examples(pages: dict[str, str]) -> None:
+def test_api_shows_docstrings_with_examples(pages: dict[str, str]) -> None:
     core = pages["api/core.html"]
     assert 'id="lbdrop.sites.convert.convert"' in core
     assert "&gt;&gt;&gt; " in core

@@ -174,7 +174,7 @@ def _rates(patch: Patch, folder: Path) -> None:
     from experiments.rates.record import CONTESTANTS
 
     patch(pool, "usual_workers", lambda device: 1)  # other processes would know nothing of these
-    few = ("none", "fixed-0.5", "tuned-layer")
+    few = ("none", "tuned-layer")
     patch(contestants, "CONTESTANTS", {name: CONTESTANTS[name] for name in few})
     patch(tasks, "TASKS", {name: replace(task, epochs=1) for name, task in tasks.TASKS.items()})
     patch(run, "RESULTS", folder / "experiments" / "rates" / "results")

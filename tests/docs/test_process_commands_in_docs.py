@@ -1,11 +1,13 @@
-"""The commands on the pages that start processes or a cluster: each distinct line runs once, in a folder beside the checkout.
+"""The commands on the pages that start processes or a cluster: each distinct line runs once, in a folder outside the checkout.
 
-Words stay as they are on the page, but for those in ``TWO_MACHINES``. Benchmarks are told in further words to be small.
-Schedules are cut short by :mod:`stand_ins`. To start takes seconds and to work takes none, so lines that differ only in what
-they run in two processes share these, and what wants a cluster shares one. The tests that pytest's lines name run beside these.
+Words stay as they are on the page, but for those in ``TWO_MACHINES``. Benchmarks get further words that make them small.
+Schedules are cut short by :mod:`stand_ins`. Most of the time goes into starting processes, so lines that differ only in what
+they run in two processes share these, lines for a cluster share one, and a benchmark that starts processes runs in this one.
+pytest's own lines are not run again: the test asks only that the suite has what they name.
 """
 
 import ast
+import importlib
 import json
 import os
 import shlex
@@ -19,11 +21,14 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import typer
 from helpers.documented import PAGES, ROOT, commands, records, stands_alone
 from helpers.stand_ins import SHORT, write_data_sets, write_hook, write_shop
 
 from experiments.collaborative.data.prepare import prepare
 from lbdrop.recommend import Recommender
+
+pytestmark = pytest.mark.process
 
 LINES = sorted({shlex.join(words) for page in PAGES for words in commands(page) if stands_alone(words)})
 BENCHMARK = "python -m benchmarks."
@@ -61,6 +66,15 @@ for line in sys.argv[1:]:
     assert not app(shlex.split(line), standalone_mode=False), line
 """
 
+# Two machines, which share the start of Python.
+TWO_MACHINES_AT_ONCE = """
+import os, sys
+from torch.distributed import run
+other = os.fork()
+run.main(sys.argv[1:])
+assert not other or os.waitpid(other, 0)[1] == 0
+"""
+
 # A cluster on this machine; "auto" asks the variable first, so that no other test's cluster is found.
 ON_A_CLUSTER = """
 import contextlib, os, shlex, sys
@@ -95,16 +109,17 @@ def start(words: list[str], folder: Path, path: str = str(ROOT)) -> subprocess.P
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """What the process said until it ended well."""
+    """What the process printed until it ended without an error; whatever it started is gone then."""
     try:
         said, _ = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        process.terminate()  # at this word torchrun ends those it has started
+        process.terminate()  # torchrun then ends the processes that it has started
         with suppress(subprocess.TimeoutExpired):
             process.wait(30)
+        raise
+    finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        raise
     assert process.returncode == 0, said[-5000:]
     return said
 
@@ -139,13 +154,8 @@ def on_two_machines(lines: list[str], folder: Path) -> None:
         for written, (here, _) in TWO_MACHINES.items():
             assert written in line
             line = line.replace(written, here.format(port=held.getsockname()[1], folder=folder))
-        machines = [start(["-m", "torch.distributed.run", *shlex.split(line)[1:]], folder, path) for _ in range(2)]
-        try:
-            said = [end(machine) for machine in machines]
-        finally:
-            for machine in machines:  # where one fails, the other would wait for it
-                machine.terminate()
-    assert sum("model written in" in " ".join(each.split()) for each in said) == 1  # by the first process of both alone
+        said = end(start(["-c", TWO_MACHINES_AT_ONCE, *shlex.split(line)[1:]], folder, path))
+    assert " ".join(said.split()).count("model written in") == 1  # by the first process of both alone
     assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
 
 
@@ -163,8 +173,17 @@ def on_a_cluster(lines: list[str], folder: Path) -> None:
 def in_small(lines: list[str], folder: Path) -> None:
     (words,) = map(shlex.split, lines)
     name = words[2].removeprefix("benchmarks.")
-    path = write_hook(folder, "fuzz") if name == "fuzz" else str(ROOT)
-    end(start([*words[1:], *shlex.split(SMALL[name]), "--out", "record.json"], folder, path))
+    further = [*shlex.split(SMALL[name]), "--out", str(folder / "record.json")]
+    if name == "fuzz":  # what it reads is fixed when it is imported
+        end(start([*words[1:], *further], folder, write_hook(folder, "fuzz")))
+    else:
+        benchmark = typer.Typer()
+        benchmark.command()(importlib.import_module(words[2]).main)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(ROOT))
+            patch.setenv("POLARS_MAX_THREADS", "1")
+            done = CliRunner().invoke(benchmark, [*words[3:], *further])
+        assert done.exit_code == 0, (done.output, done.exception)
     assert json.loads((folder / "record.json").read_text())
 
 
@@ -198,18 +217,18 @@ HOW: dict[tuple[str, ...], Callable[[list[str], Path], None]] = {
 
 
 @pytest.mark.parametrize("begin", HOW, ids=", ".join)
-def test_the_lines_run(begin: tuple[str, ...], folder: Path) -> None:
+def test_lines_run_in_processes(begin: tuple[str, ...], folder: Path) -> None:
     HOW[begin]([line for line in LINES if line.startswith(begin)], folder)
 
 
-def test_every_line_has_one_way_to_run_and_every_way_a_line() -> None:
+def test_every_line_has_one_way_to_run() -> None:
     for line in LINES:
         assert sum(line.startswith(begin) for begin in HOW) == 1, f"{line}: want a line that begins as one of {[*HOW]}"
     for begin in (begin for group in HOW for begin in group):
         assert any(line.startswith(begin) for line in LINES), begin
 
 
-def test_a_schedule_that_could_not_be_cut_short_ends_the_process(folder: Path) -> None:
+def test_uncut_schedule_ends_the_process(folder: Path) -> None:
     process = start(["-c", "print('hours')"], folder, write_hook(folder, "no such experiment"))
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
