@@ -24,6 +24,7 @@ import pytest
 import typer
 from helpers.documented import PAGES, ROOT, commands, records, stands_alone
 from helpers.stand_ins import SHORT, write_data_sets, write_hook, write_shop
+from typer.testing import CliRunner
 
 from experiments.collaborative.data.prepare import prepare
 from lbdrop.recommend import Recommender
