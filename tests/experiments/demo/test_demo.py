@@ -19,7 +19,7 @@ from experiments.demo.run import Network, Settings
 from lbdrop.cli import app
 from lbdrop.dropout import LearnableDropout
 from lbdrop.masks import entropy
-from lbdrop.objective import Bound
+from lbdrop.rules.bound import Bound
 from lbdrop.recommend import Interactions
 from lbdrop.serve import read_titles
 
