@@ -11,6 +11,7 @@ from experiments.rates.record import CONTESTANTS
 from experiments.rates.tasks import TASKS
 
 
+@pytest.mark.process
 def test_every_contestant_is_timed_and_the_whole_takes_longer_than_its_parts_on_all_cores(tmp_path: Path) -> None:
     main("digits", tmp_path, tmp_path / "time.json", epochs=1, seeds=2)
     found = json.loads((tmp_path / "time.json").read_text())

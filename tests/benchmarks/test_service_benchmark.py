@@ -10,6 +10,7 @@ from lbdrop.recommend import Recommender
 from lbdrop.recommend.shop import generate_shop
 
 
+@pytest.mark.process
 def test_a_run_in_small_loses_nothing_and_records_rates_waits_and_memory(tmp_path: Path) -> None:
     main(data="shop", clients=[1, 3], requests=20, total=40, epochs=1, users=15, out=tmp_path / "service.json")
     record = json.loads((tmp_path / "service.json").read_text())

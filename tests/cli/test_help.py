@@ -82,6 +82,7 @@ def completed(words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

@@ -165,6 +165,7 @@ def test_names_from_a_file_are_not_taken_for_markup_or_control(tmp_path: Path):
     assert "\x1b" not in output
 
 
+@pytest.mark.process
 def test_a_pipe_gets_no_colour(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "m.pt")
     done = subprocess.run([sys.executable, "-m", "lbdrop", "rates", str(tmp_path / "m.pt")], capture_output=True, text=True, check=True)  # fmt: skip

@@ -145,6 +145,7 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
+@pytest.mark.process
 def test_help_comes_without_the_recommenders_packages() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['polars', 'narwhals', 'scipy', 'lightning', 'safetensors']));"

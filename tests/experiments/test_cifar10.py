@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from experiments.cifar10 import recipes
+from experiments.networks import vgg
 from experiments.vision.cifar10 import Images
 from experiments.vision.train import Schedule
 from lbdrop.cli import app
@@ -27,8 +28,14 @@ def images(train: int = 60, test: int = 30) -> Images:
     return Images(*some(train), *some(test))
 
 
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VGG with a few channels: what is tested is around it."""
+    monkeypatch.setattr(vgg, "CHANNELS", (4, 4, 8, 8, 8))
+
+
 SMALL = recipes.Settings(depth=11, width=32, pool=1, size=32, batch=10, epochs=1, validation=20, samples=3)
-# Long enough for a rate to move before it is settled.
+# Long enough for a rate to move before it is frozen.
 TUNED = replace(SMALL, method="lbd-tuned-layer", epochs=5, look_every=1)
 
 

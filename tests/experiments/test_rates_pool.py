@@ -23,6 +23,7 @@ from experiments.rates.pool import Job
 from lbdrop.errors import DropoutError
 
 
+@pytest.mark.process
 def test_runs_in_other_processes_are_those_of_this_one(tmp_path: Path) -> None:
     jobs = [Job("digits", name, 0, tmp_path, epochs=1) for name in ("none", "fixed-0.3", "tuned-layer")]
     without_data = Job("uci-boston", "none", 0, tmp_path)
@@ -49,6 +50,7 @@ class Told:
         return {name: os.environ.get(name) for name in pool.KEEPING_MEMORY}
 
 
+@pytest.mark.process
 def test_processes_keep_their_memory_unless_told_otherwise_and_this_one_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: p
     assert str(found[1]) == "diverged"
 
 
+@pytest.mark.process
 def test_nothing_runs_on_when_nobody_waits(tmp_path: Path) -> None:
     jobs = [Job("digits", "none", 0, tmp_path, epochs=1)]
     jobs += [Job("digits", "kl-layer", seed, tmp_path, epochs=10_000) for seed in range(3)]  # half an hour
@@ -99,6 +102,7 @@ def test_memory_that_is_short_ends_one_run_and_not_the_others(tmp_path: Path, mo
     assert str(found) == "CUDA out of memory.; where memory is short, try fewer workers"
 
 
+@pytest.mark.process
 def test_a_process_that_is_killed_is_an_error_and_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_alone", partial(os._exit, 9))  # as the kernel does where memory is short
     with pytest.raises(DropoutError, match="a process was killed.*try fewer than 2 workers"):
@@ -121,7 +125,7 @@ def started(folder: Path, contestants: str) -> Iterator[subprocess.Popen[str]]:
         "--workers",
         "2",
     ]
-    command += ["--out", str(folder), "--contestant", contestants]
+    command += ["--epochs", "40", "--out", str(folder), "--contestant", contestants]
     options: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, **options) as process:
         try:
@@ -151,6 +155,7 @@ def members(group: int) -> list[int]:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("early", [True, False], ids=["while workers start", "after a run"])
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(early: bool, tmp_path: Path) -> None:
     with started(tmp_path, "none,kl-unit,loss-unit,prior-unit") as process:
@@ -170,6 +175,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(early: bool, tmp_
         assert run.read(tmp_path / "digits.json") == before
 
 
+@pytest.mark.process
 def test_workers_end_with_the_process_that_asked_them(tmp_path: Path) -> None:
     with started(tmp_path, "kl-unit,loss-unit,prior-unit") as process:
         wait_for(lambda: len(members(process.pid)) > 2, process)

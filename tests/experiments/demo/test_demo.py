@@ -19,8 +19,8 @@ from experiments.demo.run import Network, Settings
 from lbdrop.cli import app
 from lbdrop.dropout import LearnableDropout
 from lbdrop.masks import entropy
-from lbdrop.rules.bound import Bound
 from lbdrop.recommend import Interactions
+from lbdrop.rules.bound import Bound
 from lbdrop.serve import read_titles
 
 runner = CliRunner()

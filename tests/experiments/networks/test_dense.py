@@ -77,8 +77,8 @@ def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
     model, x = small(), torch.rand(2, 3, 64, 70)
     layers = noise_layers(model).values()
     with torch.no_grad():
-        for _ in range(50):
-            model(torch.rand(4, 3, 64, 70))  # running statistics move
+        for _ in range(30):
+            model(torch.rand(2, 3, 64, 70))  # running statistics move
         model.eval().up[0].conv.weight.mul_(100)  # or masks of so few pixels would be hard to see
         together, one_by_one = (
             engine(layers, lambda: model(x), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
@@ -185,6 +185,7 @@ def test_transformed_functions_run_layer_by_layer() -> None:
     torch.testing.assert_close(by_func, plain)
 
 
+@pytest.mark.process
 def test_kernels_do_what_the_steps_in_torch_do() -> None:
     """Interpreted, since a GPU is not at hand: in a process of its own, which decides that when Triton is imported."""
     script = Path(__file__).parents[2] / "helpers" / "dense_kernels.py"

@@ -9,6 +9,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from experiments.report import compose
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent.parent.parent
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 PHONE = {"width": 375, "height": 720}
