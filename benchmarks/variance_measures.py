@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lbdrop
 from benchmarks.variance_steps import Gradients, Settings, Stepper, load, take_turns, trained
+from lbdrop import estimators
 from lbdrop.dropout import Scale
 from lbdrop.objective import DEFAULT_ESTIMATOR
 
@@ -94,7 +95,7 @@ def compared(
     for name, stepper in steppers.items():
         variance, error = spread[name]
         ratio, uncertain = variance / arm_variance, math.hypot(error / variance, arm_error / arm_variance)
-        masks, arm_masks = stepper.objective.estimator.masks, arm.objective.estimator.masks
+        masks, arm_masks = (estimators.get(each).masks for each in (name, BASELINE))
         # Round by round: a neighbour on the same machine slows both of a pair, not one of them.
         slower = statistics.median(t / t_arm for t, t_arm in zip(stepper.seconds, arm.seconds, strict=True))
         result[name] = {
