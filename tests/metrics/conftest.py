@@ -1,4 +1,4 @@
-"""Shapes are checked by jaxtyping in tests only; users meet the package's own errors, and so must some tests."""
+"""Tests check shapes with jaxtyping; some tests need the package's own errors instead, as users get them."""
 
 import jaxtyping
 import pytest

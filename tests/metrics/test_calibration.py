@@ -1,4 +1,4 @@
-"""The calibration measures against loops that were written from their definitions, and against scikit-learn."""
+"""The calibration measures against loops over their definitions, and against scikit-learn."""
 
 import importlib
 import math
@@ -78,13 +78,13 @@ def test_every_measure_stays_in_its_range(seed: int, classes: int, examples: int
     assert float(nll(probs, labels)) >= 0
 
 
-def test_ece_has_fifteen_bins_unless_told():
+def test_ece_has_fifteen_bins_by_default():
     probs, labels = random_case(1)
     assert torch.equal(ece(probs, labels), ece(probs, labels, 15))
     assert len(reliability_curve(probs, labels).count) == 15
 
 
-def test_a_case_worked_by_hand():
+def test_measures_of_a_case_computed_by_hand():
     # Confidences .9 (right), .8 (wrong), .6 (right) in two bins: all in the upper one.
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 0])
@@ -96,7 +96,7 @@ def test_a_case_worked_by_hand():
     assert float(ece(probs, labels, bins=10)) == pytest.approx(1.3 / 3)
 
 
-def test_the_curve_counts_every_example_once_and_leaves_empty_bins_undefined():
+def test_curve_counts_every_example_once_and_empty_bins_are_nan():
     probs, labels = random_case(2)
     curve = reliability_curve(probs, labels)
     assert int(curve.count.sum()) == len(labels)
@@ -108,12 +108,12 @@ def test_the_curve_counts_every_example_once_and_leaves_empty_bins_undefined():
     assert float(weighted) == pytest.approx(float(accuracy(probs, labels)))
 
 
-def test_an_upper_edge_belongs_to_its_bin_and_certainty_to_the_last():
+def test_upper_edge_belongs_to_its_bin():
     probs = torch.tensor([[0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     assert reliability_curve(probs, torch.tensor([0, 0]), bins=4).count.tolist() == [0, 1, 0, 1]
 
 
-def test_a_perfect_forecast_has_no_error_and_a_calibrated_one_no_ece():
+def test_perfect_forecast_has_no_error_and_a_calibrated_one_no_ece():
     labels = torch.arange(10)
     perfect = torch.eye(10)[labels]
     assert [float(measure(perfect, labels)) for measure in (nll, brier, ece)] == [0, 0, 0]
@@ -121,7 +121,7 @@ def test_a_perfect_forecast_has_no_error_and_a_calibrated_one_no_ece():
     assert float(ece(quarter, torch.arange(8) % 4)) == 0
 
 
-def test_a_probability_of_zero_leaves_the_nll_finite():
+def test_nll_stays_finite_for_a_probability_of_zero():
     value = nll(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     assert 87 < float(value) < 88
 
@@ -144,7 +144,7 @@ def test_order_of_examples_does_not_matter():
         (torch.empty(0, 2), torch.empty(0, dtype=torch.long), "at least one example"),
     ],
 )
-def test_wrong_input_is_refused_with_its_repair(probs: torch.Tensor, labels: torch.Tensor, says: str):
+def test_wrong_input_is_an_error_with_the_next_step(probs: torch.Tensor, labels: torch.Tensor, says: str):
     for measure in (accuracy, nll, brier, ece, reliability_curve):
         with pytest.raises(DropoutError, match=says):
             measure(probs, labels)

@@ -82,14 +82,14 @@ def test_aurc_of_equal_scores_is_the_mean_over_all_their_orders(seed: int):
     assert float(aurc(score, correct)) == pytest.approx(expected)
 
 
-def test_a_curve_worked_by_hand():
+def test_curve_of_a_case_computed_by_hand():
     # Surest first: right, (right, wrong at one score), wrong. Risk 0/1, .5/2, 1/3, 2/4.
     curve = risk_coverage_curve(torch.tensor([0.9, 0.4, 0.1, 0.4]), torch.tensor([False, True, True, False]))
     assert curve.coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert curve.risk.tolist() == pytest.approx([0, 0.25, 1 / 3, 0.5])
 
 
-def test_the_curve_ends_at_the_error_rate_and_a_perfect_score_is_never_beaten():
+def test_curve_ends_at_the_error_rate_and_a_perfect_score_is_best():
     score, correct = random_case(5)
     assert float(risk_coverage_curve(score, correct).risk[-1]) == pytest.approx(float((~correct).double().mean()))
     knowing, useless = (~correct).double(), torch.zeros_like(score)
@@ -97,14 +97,14 @@ def test_the_curve_ends_at_the_error_rate_and_a_perfect_score_is_never_beaten():
     assert float(aurc(useless, correct)) == pytest.approx(float((~correct).double().mean()))
 
 
-def test_a_model_without_mistakes_has_no_risk_and_an_undefined_auroc():
+def test_model_without_mistakes_has_no_risk_and_a_nan_auroc():
     score, correct = torch.tensor([0.1, 0.2]), torch.tensor([True, True])
     assert float(aurc(score, correct)) == 0
     assert math.isnan(float(misclassification_auroc(score, correct)))
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair():
+def test_wrong_input_is_an_error_with_the_next_step():
     score, correct = random_case(0, examples=4)
     for measure in (auroc, misclassification_auroc, aurc, risk_coverage_curve):
         for arguments, says in [

@@ -53,7 +53,7 @@ def random_case(seed: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, tor
     return entropy, correct, torch.rand(shape, generator=generator) < 0.6
 
 
-def test_an_example_worked_by_hand():
+def test_counts_of_a_case_computed_by_hand():
     # entropy  .1  .3  .5  .7  .9
     # right     ✓   ✓   ✗   ✓   ✗
     entropy = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_an_example_worked_by_hand():
     assert float(pavpu_over_sweep(entropy, correct, 0.0, 0.8, steps=3)) == pytest.approx((2 / 5 + 4 / 5 + 4 / 5) / 3)
 
 
-def test_patches_with_void_worked_by_hand():
+def test_patches_with_void_computed_by_hand():
     # One image of 4 × 4 in four windows of 2 × 2; · is void.
     # entropy            right
     # .1 .3 | ·  .8      ✓ ✓ | · ✓      window 1: mean .2, 2 of 3 right → accurate; its void pixel (9) leaves the mean
@@ -105,7 +105,7 @@ def test_counts_agree_with_a_loop_for_thresholds_in_any_order(seed: int):
 
 @pytest.mark.parametrize("shape", [(2, 8, 6), (3, 7, 5), (1, 1, 1)])
 @pytest.mark.parametrize("window", [1, 2, 3, 20])
-def test_patches_agree_with_a_loop_that_keeps_what_is_left_at_the_edges(shape: tuple[int, ...], window: int):
+def test_patches_agree_with_a_loop_that_keeps_the_edges(shape: tuple[int, ...], window: int):
     entropy, correct, valid = random_case(window, *shape)
     valid[0, 0, 0] = True
     means, accurate = patches(entropy, correct, window, valid)
@@ -116,14 +116,14 @@ def test_patches_agree_with_a_loop_that_keeps_what_is_left_at_the_edges(shape: t
     assert torch.equal(patches(entropy, correct, window)[0], patches(entropy, correct, window, everything)[0])
 
 
-def test_whatever_a_void_pixel_holds_does_not_matter():
+def test_values_of_void_pixels_do_not_matter():
     entropy, correct, valid = random_case(0, 2, 6, 6)
     thresholds = sweep(0.0, 2.0)
     changed = patch_pavpu_counts(entropy.where(valid, math.inf), correct ^ ~valid, thresholds, 2, valid)
     assert torch.equal(changed.pavpu, patch_pavpu_counts(entropy, correct, thresholds, 2, valid).pavpu)
 
 
-def test_images_of_void_alone_count_nothing():
+def test_images_of_void_alone_add_no_counts():
     entropy, correct, _ = random_case(0, 2, 4, 4)
     counts = patch_pavpu_counts(entropy, correct, torch.tensor([0.5]), valid=torch.zeros_like(correct))
     assert int(counts.total) == 0
@@ -137,7 +137,7 @@ def test_windows_of_one_pixel_are_examples():
     assert torch.equal(patch_pavpu_counts(entropy, correct, thresholds, window=1).pavpu, per_pixel.pavpu)
 
 
-def test_the_sweep_meets_both_ends_exactly():
+def test_sweep_has_both_ends_exactly():
     for lowest, highest in np.random.default_rng(0).lognormal(-2, 2, (200, 2)):
         ends = sweep(min(lowest, highest), max(lowest, highest))
         assert len(ends) == 11
@@ -151,7 +151,7 @@ def test_equal_entropies_are_all_certain_at_their_mean():
         assert float(pavpu_at_mean_entropy(entropy, torch.arange(7) < 5)) == 5 / 7
 
 
-def test_both_readings_agree_with_a_loop():
+def test_pavpu_at_mean_entropy_and_over_sweep_agree_with_a_loop():
     entropy, correct, _ = random_case(3, 300)
 
     def value(threshold: float) -> float:
@@ -190,7 +190,7 @@ def test_counts_of_batches_add_up(cut: int, seed: int):
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair():
+def test_wrong_input_is_an_error_with_the_next_step():
     entropy, correct, _ = random_case(0, 4)
     at = torch.tensor([0.5])
     refused = [

@@ -1,4 +1,4 @@
-"""Entropy, correctness and void, which every measure starts from."""
+"""Entropy, correctness and void: the inputs of every measure."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_void_is_neither_valid_nor_correct():
         assert bool(judged.correct[n, i, j]) == (right and not void)
 
 
-def test_a_void_inside_the_classes_is_not_correct_either():
+def test_void_label_inside_the_classes_is_not_correct():
     judged = judge(torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0, 1]), void=0)
     assert judged.correct.tolist() == [False, True]
     assert judged.valid.tolist() == [False, True]
@@ -74,7 +74,9 @@ def test_flatten_of_void_alone_is_empty():
     ],
 )
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair(probs: torch.Tensor, labels: torch.Tensor, void: int | None, says: str):
+def test_wrong_input_is_an_error_with_the_next_step(
+    probs: torch.Tensor, labels: torch.Tensor, void: int | None, says: str
+):
     for function in (judge, flatten):
         with pytest.raises(DropoutError, match=says):
             function(probs, labels, void)

@@ -1,4 +1,4 @@
-"""Recall and NDCG against a plain loop over users, a worked example, and what happens at the edges."""
+"""Recall and NDCG against a plain loop over users, a case computed by hand, and edge cases."""
 
 import math
 
@@ -32,7 +32,7 @@ def drawn(users: int, items: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(("users", "items", "k"), SHAPES)
 @pytest.mark.parametrize("pairs", [False, True])
-def test_every_user_agrees_with_a_plain_loop(users: int, items: int, k: int, pairs: bool) -> None:
+def test_measures_of_every_user_agree_with_a_plain_loop(users: int, items: int, k: int, pairs: bool) -> None:
     scores, seen, held = drawn(users, items, seed=users)
     given = (seen.nonzero()[:, 0], seen.nonzero()[:, 1]) if pairs else seen
     ranked = ranking.top_items(scores, given, k)
@@ -43,7 +43,7 @@ def test_every_user_agrees_with_a_plain_loop(users: int, items: int, k: int, pai
         assert both == pytest.approx(slow(scores[user].tolist(), *sets, k), nan_ok=True, abs=1e-6)
 
 
-def test_one_ranking_of_100_serves_every_smaller_k() -> None:
+def test_ranking_of_100_gives_the_measures_of_every_smaller_k() -> None:
     scores, seen, held = drawn(20, 300, seed=1)
     ranked = ranking.top_items(scores, seen, 100)
     for k in (1, 20, 50):
@@ -53,7 +53,7 @@ def test_one_ranking_of_100_serves_every_smaller_k() -> None:
             assert torch.equal(measure(ranked, held, k).nan_to_num(-1), measure(short, held, k).nan_to_num(-1))
 
 
-def test_a_worked_example() -> None:
+def test_measures_of_a_case_computed_by_hand() -> None:
     # Ranked after removing item 3: 0, 4, 1, 2. Held out: 4 and 2, so hits at ranks 2 and 4.
     scores, held = torch.tensor([[0.9, 0.5, 0.1, 1.0, 0.7]]), torch.tensor([[False, False, True, False, True]])
     ranked = ranking.top_items(scores, (torch.tensor([0]), torch.tensor([3])), 4)
@@ -66,7 +66,7 @@ def test_a_worked_example() -> None:
     assert ranking.ndcg_at_k(ranked, held, 4).item() == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / ideal)
 
 
-def test_the_best_ranking_has_one_and_the_worst_zero() -> None:
+def test_best_ranking_has_one_and_the_worst_zero() -> None:
     _, seen, held = drawn(10, 50, seed=2)
     best, worst = ranking.top_items(held.float(), seen, 5), ranking.top_items(-held.float(), seen, 5)
     for measure in (ranking.recall_at_k, ranking.ndcg_at_k):
@@ -74,7 +74,7 @@ def test_the_best_ranking_has_one_and_the_worst_zero() -> None:
         assert torch.equal(measure(worst, held, 5)[1:], torch.zeros(9))
 
 
-def test_a_ranking_ends_where_the_user_has_seen_everything_and_nothing_counts_there() -> None:
+def test_ranking_ends_with_no_item_if_the_user_has_seen_everything() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0], [3.0, -torch.inf, 1.0], [torch.nan, 2.0, 3.0]])
     seen = torch.tensor([[False, True, True], [False, False, False], [False, False, False]])
     ranked = ranking.top_items(scores, seen, 10)
@@ -84,7 +84,7 @@ def test_a_ranking_ends_where_the_user_has_seen_everything_and_nothing_counts_th
     assert ranking.times_recommended(ranked, 3, 3).tolist() == [2, 1, 2]
 
 
-def test_scores_are_left_as_they_were() -> None:
+def test_scores_are_not_changed() -> None:
     scores, seen, _ = drawn(3, 8, seed=0)
     before = scores.clone()
     ranking.top_items(scores, seen, 3)
@@ -92,7 +92,7 @@ def test_scores_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_half_precision_ranks_too(dtype: torch.dtype) -> None:
+def test_half_precision_scores_are_ranked(dtype: torch.dtype) -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0]], dtype=dtype)
     assert ranking.top_items(scores, None, 2).tolist() == [[1, 2]]
 
@@ -120,7 +120,7 @@ def test_coverage_adds_up_over_pieces() -> None:
     assert ranking.times_recommended(ranked, 60, 1).sum().item() == 40
 
 
-def test_popularity_is_the_mean_percentile_of_what_is_shown() -> None:
+def test_popularity_is_the_mean_percentile_of_the_recommended_items() -> None:
     likes = torch.tensor([5, 0, 5, 100])
     percentile = ranking.popularity_percentile(likes)
     slow_percentile = [sum((o < own) + 0.5 * (o == own) for o in likes.tolist()) / 4 for own in likes.tolist()]
@@ -132,7 +132,7 @@ def test_popularity_is_the_mean_percentile_of_what_is_shown() -> None:
     assert ranking.popularity_at_k(torch.tensor([[3, 1]]), percentile, 1).tolist() == [0.875]
 
 
-def test_a_ranking_too_short_for_k_is_refused() -> None:
+def test_ranking_too_short_for_k_is_an_error() -> None:
     scores, seen, held = drawn(3, 30, seed=0)
     ranked = ranking.top_items(scores, seen, 5)
     with pytest.raises(DropoutError, match="ranked: want at least 6 items for each user, got 5"):

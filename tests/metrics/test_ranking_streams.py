@@ -42,7 +42,7 @@ def stream(*parts: slice) -> Ranking:
     return metric
 
 
-def test_batches_give_what_all_users_at_once_give() -> None:
+def test_batches_give_the_measures_of_all_users_at_once() -> None:
     found = stream(slice(0, 13), slice(13, 14), slice(14, 50)).compute()
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected(), rel=1e-5)
 
@@ -54,7 +54,7 @@ def test_processes_add_up() -> None:
     assert {name: float(value) for name, value in one.compute().items()} == pytest.approx(expected(), rel=1e-5)
 
 
-def test_reset_forgets() -> None:
+def test_reset_clears_all_sums() -> None:
     metric = stream(slice(0, 20))
     metric.reset()
     scores, seen, held, _ = drawn()
@@ -62,7 +62,7 @@ def test_reset_forgets() -> None:
     assert {name: float(value) for name, value in metric.compute().items()} == pytest.approx(expected(), rel=1e-5)
 
 
-def test_some_k_is_wanted() -> None:
+def test_stream_without_k_is_an_error() -> None:
     for recall, ndcg in (([], []), ([0], [5])):
         with pytest.raises(DropoutError, match="k: want at least one"):
             Ranking(torch.ones(3), recall=recall, ndcg=ndcg)

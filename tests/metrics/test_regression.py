@@ -45,7 +45,7 @@ def test_mixture_nll_agrees_with_a_loop_over_joint_densities(outputs: tuple[int,
     assert float(mixture_nll(samples, targets, 0.4)) == pytest.approx(total / 50)
 
 
-def test_mixture_nll_agrees_with_gal_and_ghahramani_s_expression():
+def test_mixture_nll_agrees_with_the_expression_of_gal_and_ghahramani():
     samples, targets = random_case(3)
     tau = 2.5
     exponents = -0.5 * tau * (targets - samples).numpy() ** 2
@@ -63,7 +63,7 @@ def test_noise_may_differ_by_output_and_by_sample():
     assert float(gaussian_nll(samples[0], per_output, targets)) == pytest.approx(float(sum(apart)))
 
 
-def test_far_targets_leave_the_nll_finite():
+def test_nll_stays_finite_for_far_targets():
     assert math.isfinite(float(mixture_nll(torch.zeros(5, 1), torch.tensor([1e4]), 1e-2)))
 
 
@@ -82,13 +82,13 @@ def test_coverage_agrees_with_quantiles_found_by_bisection(level: float):
     assert float(interval_coverage(samples, targets, 0.25, level)) == pytest.approx(inside / 50)
 
 
-def test_a_gaussian_s_interval_is_the_usual_one():
+def test_interval_of_a_gaussian_is_the_usual_one():
     targets = torch.tensor([-1.97, -1.95, 0.0, 1.95, 1.97])
     assert float(interval_coverage(torch.zeros(1, 5), targets, 1.0)) == pytest.approx(3 / 5)
     assert float(interval_coverage(torch.zeros(1, 5), 2 * targets, 4.0)) == pytest.approx(3 / 5)
 
 
-def test_a_true_model_covers_what_it_promises():
+def test_true_model_has_the_coverage_of_its_level():
     generator = torch.Generator().manual_seed(0)
     n = 40_000
     samples = torch.randn(5, n, generator=generator)
@@ -100,7 +100,7 @@ def test_a_true_model_covers_what_it_promises():
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair():
+def test_wrong_input_is_an_error_with_the_next_step():
     samples, targets = random_case(6)
     column = targets[:, None]
     refused = [

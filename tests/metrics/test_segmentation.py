@@ -1,4 +1,4 @@
-"""Mean IoU against loops over pixels and against torchmetrics' and scikit-learn's own."""
+"""Mean IoU against loops over pixels, torchmetrics and scikit-learn."""
 
 import importlib
 
@@ -20,7 +20,7 @@ def random_case(seed: int, classes: int = 11) -> tuple[torch.Tensor, torch.Tenso
     return torch.where(agree & (labels < classes), labels, noise), labels
 
 
-def test_a_matrix_worked_by_hand():
+def test_measures_of_a_matrix_computed_by_hand():
     # truth      0 0 1      predicted  0 1 1
     #            2 2 ·                 2 0 1
     # class 0: intersection 1, union {3 pixels} → 1/3; class 1: 1 of 2; class 2: 1 of 2; right 3 of 5.
@@ -73,7 +73,7 @@ def test_intersections_are_summed_over_images_before_they_are_divided():
     assert float(of_images) != pytest.approx(float(mean_iou(whole)), rel=1e-3)
 
 
-def test_a_class_counts_nought_if_missed_or_invented_and_leaves_if_nowhere():
+def test_missed_class_has_iou_zero_and_an_absent_one_none():
     missed = confusion_matrix(torch.tensor([0, 0]), torch.tensor([0, 1]), classes=3)
     assert float(mean_iou(missed)) == pytest.approx((1 / 2 + 0) / 2)
     assert bool(class_iou(missed)[2].isnan())
@@ -81,7 +81,7 @@ def test_a_class_counts_nought_if_missed_or_invented_and_leaves_if_nowhere():
     assert float(mean_iou(invented)) == pytest.approx((1 / 2 + 0) / 2)
 
 
-def test_void_may_be_any_number_and_what_is_predicted_there_does_not_matter():
+def test_void_may_be_any_number_and_its_predictions_do_not_matter():
     predicted, labels = random_case(3)
     expected = confusion_matrix(predicted, labels, 11, void=11)
     for void in (255, -100):
@@ -96,12 +96,12 @@ def test_small_integer_types_do_not_overflow():
     assert torch.equal(confusion_matrix(predicted.to(torch.uint8), labels.to(torch.uint8), 20, void=20), expected)
 
 
-def test_an_image_of_void_alone_adds_nothing():
+def test_image_of_void_alone_adds_nothing():
     assert int(confusion_matrix(torch.tensor([0]), torch.tensor([2]), 2, void=2).sum()) == 0
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair():
+def test_wrong_input_is_an_error_with_the_next_step():
     one, none = torch.tensor([0]), torch.empty(0, dtype=torch.long)
     refused = [
         (lambda: confusion_matrix(torch.tensor([[0, 1]]), torch.tensor([0, 1]), 2), "argmax"),

@@ -115,7 +115,7 @@ def fed(metric: Any, data: tuple[torch.Tensor, torch.Tensor], rows: list[slice])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batch_by_batch_equals_the_function_on_everything(name: str):
+def test_stream_over_batches_equals_the_function_on_all_data(name: str):
     make, data, function = CASES[name]
     metric = make()
     assert_same(fed(metric, data(), ROWS).compute(), function(*data()))
@@ -124,7 +124,7 @@ def test_batch_by_batch_equals_the_function_on_everything(name: str):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_merged_halves_equal_the_whole_and_forward_gives_the_batch(name: str):
+def test_merged_streams_equal_the_whole_and_forward_gives_the_batch(name: str):
     make, data, function = CASES[name]
     one, other = fed(make(), data(), ROWS[:2]), fed(make(), data(), ROWS[2:])
     one.merge_state(other)
@@ -156,7 +156,7 @@ def test_streams_of_two_processes_equal_one_process(tmp_path: Path):
             assert_same(results[f"{name}, all on one"], function(*data()))
 
 
-def test_a_collection_serves_every_measure_of_a_classifier():
+def test_collection_holds_every_measure_of_a_classifier():
     both = MetricCollection([streams.Calibration(), streams.PAvPU(0.2, 1.2), streams.Misclassification()])
     for part in ROWS:
         both.update(*(t[part] for t in examples()))
@@ -164,7 +164,7 @@ def test_a_collection_serves_every_measure_of_a_classifier():
     assert_same(both.compute(), expected)
 
 
-def test_the_validation_range_sets_the_sweep():
+def test_entropy_range_of_validation_sets_the_sweep():
     found = fed(streams.EntropyRange(), examples(), ROWS).compute()
     metric = fed(streams.PAvPU(**found), examples(), ROWS)
     accuracy = float(metrics.accuracy(*examples()))
@@ -172,7 +172,7 @@ def test_the_validation_range_sets_the_sweep():
     assert float(metric.compute()["pavpu_t1"]) == pytest.approx(accuracy)
 
 
-def test_another_score_takes_the_place_of_the_entropy():
+def test_score_replaces_the_entropy():
     probs, labels = examples()
     score = torch.arange(7).float()
     metric = streams.Misclassification()
@@ -181,7 +181,7 @@ def test_another_score_takes_the_place_of_the_entropy():
     assert float(metric.compute()["misclassification_auroc"]) == pytest.approx(float(expected))
 
 
-def test_half_precision_probabilities_are_summed_in_full():
+def test_half_precision_probabilities_are_summed_in_full_precision():
     probs, labels = images()
     metric = streams.Calibration(void=VOID)
     metric.update(probs.bfloat16(), labels)
@@ -190,7 +190,7 @@ def test_half_precision_probabilities_are_summed_in_full():
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_wrong_input_is_refused_with_its_repair():
+def test_wrong_input_is_an_error_with_the_next_step():
     probs, labels = examples()
     refused = [
         (lambda: streams.Calibration().update(2 * probs, labels), "softmax"),

@@ -1,4 +1,4 @@
-"""The loss of a large catalogue by chunks is the plain one, in value and gradient; and a million items train in little memory."""
+"""The loss of a large catalogue in chunks equals the plain loss; and a million items train in little memory."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def slopes(nll: Tensor, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     scale=st.sampled_from([0.1, 1.0, 300.0]), seed=st.integers(0, 2**16),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
-def test_value_and_gradients_are_the_plain_losss(
+def test_chunked_loss_has_the_value_and_gradients_of_the_plain_loss(
     users: int, items: int, width: int, chunk: int, scale: float, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -57,13 +57,13 @@ def test_value_and_gradients_are_the_plain_losss(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11 * scale)
 
 
-def test_the_gradient_is_that_of_finite_differences() -> None:
+def test_gradient_agrees_with_finite_differences() -> None:
     batch = drawn(4, 9, 0)
     inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 3), (9, 3), (9,))]
     assert torch.autograd.gradcheck(lambda h, w, b: chunked_multinomial_nll(h, w, b, batch, 4), inputs)
 
 
-def test_logits_that_overflow_an_exponential_do_not_overflow_the_loss() -> None:
+def test_loss_stays_finite_for_logits_whose_exponential_overflows() -> None:
     batch = drawn(3, 8, 1)
     hidden, weight = torch.full((3, 1), 100.0, requires_grad=True), torch.linspace(-90, 90, 8)[:, None].requires_grad_()
     bias = torch.zeros(8, requires_grad=True)
@@ -73,7 +73,7 @@ def test_logits_that_overflow_an_exponential_do_not_overflow_the_loss() -> None:
     assert all(bool(torch.isfinite(each.grad).all()) for each in (hidden, weight, bias) if each.grad is not None)
 
 
-def test_only_what_is_asked_for_has_a_gradient() -> None:
+def test_inputs_without_requires_grad_get_no_gradient() -> None:
     batch = drawn(3, 8, 1)
     hidden, weight, bias = torch.randn(3, 2, requires_grad=True), torch.randn(8, 2), torch.randn(8)
     chunked_multinomial_nll(hidden, weight, bias, batch, 3).sum().backward()
@@ -81,7 +81,7 @@ def test_only_what_is_asked_for_has_a_gradient() -> None:
     assert weight.grad is None
 
 
-def test_half_precision_computes_products_in_it_and_sums_in_single() -> None:
+def test_half_precision_loss_sums_in_single_precision() -> None:
     batch = drawn(5, 40, 2)
     hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(40, 8, requires_grad=True)
     bias = torch.randn(40, requires_grad=True)
@@ -98,7 +98,7 @@ def test_half_precision_computes_products_in_it_and_sums_in_single() -> None:
         assert (one - other).norm() < 0.02 * other.norm()
 
 
-def test_in_half_precision_many_chunks_are_as_exact_as_one_table() -> None:
+def test_half_precision_loss_of_many_chunks_is_as_exact_as_of_one() -> None:
     batch, g = drawn(20, 2000, 0), torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 8, generator=g).bfloat16().requires_grad_() for n in (20, 2000))
     bias = torch.zeros(2000, dtype=torch.bfloat16, requires_grad=True)
@@ -114,7 +114,7 @@ def test_in_half_precision_many_chunks_are_as_exact_as_one_table() -> None:
 
 @pytest.mark.parametrize("name", ["dae", "vae", "vae-drop", "sivae-lbd", "sivae-lbd-dense", "sivae-concrete", "recvae"])
 @pytest.mark.parametrize("at_once", [1, 7, 29])
-def test_a_model_in_chunks_has_the_same_losses_and_gradients_under_any_masks(name: str, at_once: int) -> None:
+def test_model_in_chunks_has_the_same_losses_and_gradients_under_any_masks(name: str, at_once: int) -> None:
     batch = drawn(12, 30, 3)
     found = []
     for items_at_once in (0, at_once):
@@ -130,7 +130,7 @@ def test_a_model_in_chunks_has_the_same_losses_and_gradients_under_any_masks(nam
         torch.testing.assert_close(others[key], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_self_tuned_rates_follow_the_same_held_out_loss() -> None:
+def test_self_tuned_rates_get_the_same_held_out_loss_in_chunks() -> None:
     fold_in, held_out, found = drawn(10, 30, 3), drawn(10, 30, 4), []
     for items_at_once in (0, 7):
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_self_tuned_rates_follow_the_same_held_out_loss() -> None:
     assert found[0][1] != 0
 
 
-def test_large_catalogues_are_taken_in_chunks_unless_told() -> None:
+def test_large_catalogues_are_split_into_chunks_by_default() -> None:
     assert chunk_width(100_000, 500) == 100_000
     assert chunk_width(100_001, 500) == 2**23 // 500
     assert chunk_width(1_000_000, 100_000) == 1024
@@ -156,7 +156,7 @@ def test_large_catalogues_are_taken_in_chunks_unless_told() -> None:
     assert chunk_width(50, 500, at_once=200) == 50
 
 
-def test_beyond_the_limit_no_table_with_a_row_for_each_user_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_catalogue_trains_without_a_dense_table(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = drawn(6, 30, 0)
 
     def widest(limit: int) -> int:
@@ -187,7 +187,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def test_summed_vectors_are_the_product_of_rows_written_out() -> None:
+def test_summed_item_vectors_equal_the_product_of_dense_rows() -> None:
     table, batch = networks.ItemTable(30, 3), drawn(6, 30, 0)
     values = torch.rand(2, len(batch.item))
     for path in ("bag", "dense"):
@@ -210,7 +210,7 @@ print(json.dumps([before, trained, big.peak_bytes()]))
 
 
 @pytest.mark.process
-def test_a_million_items_train_and_score_without_a_dense_table() -> None:
+def test_million_items_train_and_score_without_a_dense_table() -> None:
     done = subprocess.run([sys.executable, "-c", MILLION], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     before, trained, scored = json.loads(done.stdout.splitlines()[-1])
@@ -221,7 +221,7 @@ def test_a_million_items_train_and_score_without_a_dense_table() -> None:
     assert scored - before < 4 * parameters + 10 * 4 * MAX_TABLE  # and not a row for each of the forty
 
 
-def test_validation_of_a_large_catalogue_scores_no_more_users_at_once_than_fit_a_table(
+def test_validation_of_a_large_catalogue_scores_only_as_many_users_as_fit_into_a_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert users_at_once(1_000_000, 500) == 16
@@ -237,7 +237,7 @@ def test_validation_of_a_large_catalogue_scores_no_more_users_at_once_than_fit_a
     assert sizes == [4, 4, 2]
 
 
-def test_the_plain_loss_is_still_taken_for_small_catalogues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_catalogues_use_the_plain_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> Tensor:
         raise AssertionError("chunks where none are needed")
 

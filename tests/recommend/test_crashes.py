@@ -1,4 +1,4 @@
-"""Fit and score, killed at random moments and right at their writes, end as if nothing had happened: to the last bit."""
+"""Fit and score resume after kills at random moments and at their writes, with the same bits."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def small(**changes: object) -> Recommender:
     return Recommender("vae-drop", **({"epochs": 2, "anneal_steps": 20, "validation": 0, "progress": False} | changes))  # type: ignore[arg-type]
 
 
-def test_a_fit_goes_on_with_the_same_data_alone(likes: pl.DataFrame, tmp_path: Path) -> None:
+def test_fit_resumes_only_with_the_same_data(likes: pl.DataFrame, tmp_path: Path) -> None:
     small().fit(likes, checkpoints=tmp_path / "state")
     first, second = (likes.filter(pl.col("user_id") == user) for user in (1, 2))
     swapped = likes.with_columns(user_id=pl.col("user_id").replace({1: 2, 2: 1}))  # as many users, items and entries
@@ -57,7 +57,7 @@ def test_a_fit_goes_on_with_the_same_data_alone(likes: pl.DataFrame, tmp_path: P
     assert [epoch["epoch"] for epoch in longer.history_.epochs] == [1, 2, 3]
 
 
-def test_a_state_that_cannot_be_read_is_one_line(likes: pl.DataFrame, tmp_path: Path) -> None:
+def test_unreadable_state_is_an_error_of_one_line(likes: pl.DataFrame, tmp_path: Path) -> None:
     small().fit(likes, checkpoints=tmp_path)
     (tmp_path / "epoch-00002" / "state.safetensors").write_bytes(b"half of")
     with pytest.raises(DropoutError, match=r"epoch-00002: cannot be read \(.*\); delete .* to start anew"):

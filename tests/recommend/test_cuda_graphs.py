@@ -1,4 +1,4 @@
-"""Batches of fixed shape: what fills them up has no influence. (Recording itself wants a GPU; everything around it does not.)"""
+"""Batches of fixed shape: padding has no influence. (Only the recording itself needs a GPU.)"""
 
 from typing import Literal
 
@@ -62,7 +62,7 @@ def settled(model: VAE, entries: int, users: int) -> None:
 
 @pytest.mark.parametrize("path", ["dense", "bag"])
 @pytest.mark.parametrize("name", NAMES)
-def test_entries_that_fill_up_change_neither_losses_nor_gradients(
+def test_padding_entries_change_neither_losses_nor_gradients(
     name: str, path: Literal["dense", "bag"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = rows()
@@ -114,7 +114,7 @@ def test_entries_that_fill_up_change_neither_losses_nor_gradients(
         assert torch.allclose(a, b, atol=1e-5, rtol=1e-3)
 
 
-def test_the_held_out_loss_knows_nothing_of_what_fills_up() -> None:
+def test_padding_entries_do_not_change_the_held_out_loss() -> None:
     data, held = rows(), rows(seed=1)
     model = VAE(data.items, method("sivae-lbd-tuned", hidden=8, latent=4))
     on_a_gpu(model)
@@ -143,7 +143,7 @@ def test_the_held_out_loss_knows_nothing_of_what_fills_up() -> None:
     assert plain[1] != 0
 
 
-def test_what_does_not_fit_is_not_forced_in() -> None:
+def test_batch_over_the_capacity_does_not_fit() -> None:
     data = rows()
     fixed = FixedBatch(16, data.items, 60, torch.device("cpu"))
     assert not fixed.fits(data.batch(list(range(15))))  # another number of users
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_not_forced_in() -> None:
 
 
 @pytest.mark.parametrize("likelihood", ["multinomial", "logistic"])
-def test_columns_that_align_the_products_change_nothing(likelihood: str) -> None:
+def test_padding_columns_change_nothing(likelihood: str) -> None:
     data = rows(items=30)
     batch = data.batch(list(range(8)))
     model = VAE(data.items, method("vae", hidden=8, latent=4, likelihood=likelihood)).double()

@@ -1,4 +1,4 @@
-"""All items' elastic nets at once against scikit-learn's, one item at a time."""
+"""The elastic nets of all items at once against those of scikit-learn, one item at a time."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def one_at_a_time(x: np.ndarray, alpha: float, ratio: float) -> np.ndarray:
     alpha=st.floats(0.003, 0.3),
     ratio=st.floats(0.01, 0.9),
 )
-def test_the_weights_are_those_of_each_item_by_itself(items: int, seed: int, alpha: float, ratio: float) -> None:
+def test_weights_equal_a_regression_for_each_item(items: int, seed: int, alpha: float, ratio: float) -> None:
     x = likes(items, seed)
     gram = torch.from_numpy(x.T @ x)
     kept = gram.clone()
@@ -46,7 +46,7 @@ def test_the_weights_are_those_of_each_item_by_itself(items: int, seed: int, alp
     assert gram.equal(kept)
 
 
-def test_slim_by_irspack_is_the_same_regression() -> None:
+def test_slim_of_irspack_has_the_same_weights() -> None:
     x = likes(9, 3)
     expected = SLIM(alpha=0.02, l1_ratio=0.1, device="cpu").fit(csr_array(x)).state["weights"]
     found = non_negative_elastic_net(torch.from_numpy(x.T @ x), USERS * 0.02 * 0.1, USERS * 0.02 * 0.9, tolerance=1e-9)
@@ -54,7 +54,7 @@ def test_slim_by_irspack_is_the_same_regression() -> None:
     assert found.max() > 0.1
 
 
-def test_enough_l1_leaves_nothing_and_items_nobody_likes_have_no_weights() -> None:
+def test_large_l1_and_items_without_likes_give_zero_weights() -> None:
     gram = torch.from_numpy(likes(6, 0).T @ likes(6, 0)).float()
     assert non_negative_elastic_net(gram, 100.0, 1.0).eq(0).all()
     gram[2] = gram[:, 2] = 0
@@ -66,13 +66,13 @@ def test_enough_l1_leaves_nothing_and_items_nobody_likes_have_no_weights() -> No
     assert non_negative_elastic_net(torch.zeros(3, 3), 0.1, 1.0).eq(0).all()
 
 
-def test_a_solution_that_is_not_reached_is_said_to_be_none() -> None:
+def test_too_few_steps_warn() -> None:
     x = likes(9, 0)
     with pytest.warns(UserWarning, match="weights still move by more than 1e-12 a step after 10 steps"):
         non_negative_elastic_net(torch.from_numpy(x.T @ x), 0.1, 0.01, tolerance=1e-12, max_steps=10)
 
 
-def test_precision_of_products_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_precision_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_float32_matmul_precision()
     asked = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)

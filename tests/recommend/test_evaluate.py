@@ -1,4 +1,4 @@
-"""Evaluation against a slow computation of its own, user by user."""
+"""Evaluation against a plain loop over users."""
 
 import math
 from functools import partial
@@ -58,7 +58,7 @@ def slowly(table: np.ndarray, held_out: HeldOut, k: int) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize("batch", [1, 6, 100])
-def test_measures_are_those_of_a_slow_computation(held_out: HeldOut, batch: int) -> None:
+def test_measures_agree_with_a_plain_loop(held_out: HeldOut, batch: int) -> None:
     model = Table()
     report = evaluate(model, held_out, recall=(3, 7), ndcg=(7,), batch=batch)
     table = model.table.detach().numpy()
@@ -75,7 +75,7 @@ def test_measures_are_those_of_a_slow_computation(held_out: HeldOut, batch: int)
     assert int(report.times.sum()) == USERS * 7
 
 
-def test_a_function_may_score_and_the_model_goes_back_to_training(held_out: HeldOut) -> None:
+def test_scorer_may_be_a_function_and_its_model_returns_to_training_mode(held_out: HeldOut) -> None:
     model = Table().train()
     rows = HeldOutRows.on(held_out, "cpu")
     plain, turned = evaluate(model, rows), evaluate(partial(model.scores, sign=-1.0), rows)
@@ -85,7 +85,7 @@ def test_a_function_may_score_and_the_model_goes_back_to_training(held_out: Held
     np.testing.assert_allclose(turned.per_user["recall@20"].numpy(), expected, rtol=1e-5)
 
 
-def test_the_most_popular_items_have_the_highest_popularity(held_out: HeldOut) -> None:
+def test_most_popular_items_have_the_highest_popularity(held_out: HeldOut) -> None:
     likes = np.bincount(held_out.fold_in.indices, minlength=ITEMS)
     model = Popularity("cpu").fit(held_out.fold_in)
     popular = evaluate(model, held_out, recall=(2,), ndcg=(2,), likes=torch.from_numpy(likes))
@@ -97,7 +97,7 @@ def test_the_most_popular_items_have_the_highest_popularity(held_out: HeldOut) -
     assert evaluate(model, held_out).popularity is None
 
 
-def test_the_record_is_what_json_can_hold(held_out: HeldOut) -> None:
+def test_record_can_be_written_as_json(held_out: HeldOut) -> None:
     import json
 
     record = evaluate(Table(), held_out).record()
@@ -105,7 +105,7 @@ def test_the_record_is_what_json_can_hold(held_out: HeldOut) -> None:
     assert set(record["mean"]) == {"recall@20", "recall@50", "ndcg@100"}
 
 
-def test_the_error_of_one_users_mean_is_null_in_the_record(held_out: HeldOut) -> None:
+def test_standard_error_of_one_user_is_null_in_the_record(held_out: HeldOut) -> None:
     import json
 
     one = HeldOut(held_out.fold_in[:1], held_out.held_out[:1], held_out.users[:1])
@@ -118,7 +118,7 @@ def test_the_error_of_one_users_mean_is_null_in_the_record(held_out: HeldOut) ->
     json.dumps(record, allow_nan=False)
 
 
-def test_wrong_input_is_named(held_out: HeldOut) -> None:
+def test_wrong_input_is_named_in_the_error(held_out: HeldOut) -> None:
     with pytest.raises(DropoutError, match="want at least one k"):
         evaluate(Table(), held_out, recall=(), ndcg=())
     with pytest.raises(DropoutError, match=r"of one shape, got \(17, 30\) and \(3, 30\)"):

@@ -40,7 +40,7 @@ def test_log_determinant_is_that_of_the_jacobian(count, latent, hidden) -> None:
     torch.testing.assert_close(growth, exact)
 
 
-def test_a_flow_is_autoregressive_and_the_second_one_reversed() -> None:
+def test_flow_is_autoregressive_and_the_second_one_reversed() -> None:
     eta, context = torch.randn(LATENT), torch.randn(CONTEXT)
     net = flows(2)
     first = InverseAutoregressiveFlows(1, LATENT, 8, CONTEXT)
@@ -68,7 +68,7 @@ def test_update_is_a_gated_mean() -> None:
     torch.testing.assert_close(net(eta, context)[0], g * eta + (1 - g) * move)
 
 
-def test_the_context_matters() -> None:
+def test_context_changes_the_flow() -> None:
     net, eta = flows(2), torch.randn(4, LATENT)
     assert not torch.allclose(net(eta, torch.zeros(4, CONTEXT))[0], net(eta, torch.ones(4, CONTEXT))[0])
 

@@ -1,4 +1,4 @@
-"""Rows that live on the host, or in a file, give the batches, the runs and the models of those on the device."""
+"""Rows on the host, or in a file, give the same batches, runs and models as rows on the device."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -37,7 +37,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_batches_from_the_host_are_those_from_the_device(matrix: csr_array, values: bool, window: int) -> None:
+def test_batches_from_the_host_equal_those_from_the_device(matrix: csr_array, values: bool, window: int) -> None:
     both = [
         list(
             Rows.from_csr(matrix, values=values, resident=where).batches(
@@ -51,7 +51,7 @@ def test_batches_from_the_host_are_those_from_the_device(matrix: csr_array, valu
         assert_same(one, other)
 
 
-def test_ranks_and_chosen_rows_are_the_same_too(matrix: csr_array, window: int) -> None:
+def test_shares_and_selected_rows_from_the_host_equal_those_from_the_device(matrix: csr_array, window: int) -> None:
     device, host = (Rows.from_csr(matrix, resident=where) for where in PLACES)
     assert_same(device.batch([5, 0, 5, 3]), host.batch([5, 0, 5, 3]))
     assert host.batch([]).size == 0
@@ -65,7 +65,7 @@ def test_ranks_and_chosen_rows_are_the_same_too(matrix: csr_array, window: int) 
             assert_same(one, other)
 
 
-def test_from_the_host_one_window_is_on_its_way_before_the_last_is_used_up(
+def test_next_window_is_gathered_before_the_last_batch_of_the_current_one(
     matrix: csr_array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WINDOW", 20)
@@ -90,7 +90,7 @@ def test_from_the_host_one_window_is_on_its_way_before_the_last_is_used_up(
         assert sum(gathered) == matrix.nnz
 
 
-def test_the_room_on_a_gpu_decides_unless_told(matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_of_the_gpu_decides_where_items_are(matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Rows.from_csr(matrix).on_host  # a CPU's memory is the host's: nothing is copied
     assert Rows.from_csr(matrix, resident="host").on_host
     gpu = torch.device("cuda", 0)
@@ -101,9 +101,7 @@ def test_the_room_on_a_gpu_decides_unless_told(matrix: csr_array, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "recvae"])
-def test_a_fit_from_the_host_is_the_same_bit_for_bit(
-    name: str, matrix: csr_array, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_from_the_host_has_the_same_bits(name: str, matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW", 40)
     found = []
     for where in PLACES:
@@ -128,7 +126,7 @@ def folder(matrix: csr_array, tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
-def test_rows_of_a_prepared_folder_stay_in_their_file(folder: Path) -> None:
+def test_rows_of_a_prepared_folder_are_a_map_of_the_file(folder: Path) -> None:
     rows = load_rows(folder)
     maps = Path("/proc/self/maps").read_text().splitlines()
     here = [
@@ -143,7 +141,7 @@ def test_rows_of_a_prepared_folder_stay_in_their_file(folder: Path) -> None:
     assert rows.items == len(whole.items)
 
 
-def test_a_fit_from_the_file_is_that_from_memory(folder: Path) -> None:
+def test_fit_from_a_mapped_file_equals_fit_from_memory(folder: Path) -> None:
     found = []
     for rows in (load_rows(folder), Rows.from_csr(load_prepared(folder).interactions.rows)):
         torch.manual_seed(0)
@@ -153,7 +151,7 @@ def test_a_fit_from_the_file_is_that_from_memory(folder: Path) -> None:
     assert all(found[0][key].equal(found[1][key]) for key in found[0])
 
 
-def test_weights_come_back_from_the_folder(folder: Path, matrix: csr_array) -> None:
+def test_weights_are_read_from_the_folder(folder: Path, matrix: csr_array) -> None:
     data = load_prepared(folder).interactions
     assert isinstance(data, Interactions)
     kept = np.flatnonzero(np.diff(matrix.indptr))

@@ -1,4 +1,4 @@
-"""Frames of every library become the same matrix, and what is wrong with one is said by column and count."""
+"""Dataframes of every library become the same matrix, and errors name column and count."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ LIBRARIES = {
 
 
 @pytest.mark.parametrize("frame", LIBRARIES.values(), ids=LIBRARIES.keys())
-def test_every_library_gives_the_same_matrix_and_duplicates_sum(frame: Any) -> None:
+def test_dataframes_of_every_library_give_the_same_matrix(frame: Any) -> None:
     made = Interactions.from_frame(frame)
     assert made.users.to_list() == ["a", "b", "c"]
     assert made.items.to_list() == [10, 20, 30]
@@ -43,13 +43,13 @@ def test_every_library_gives_the_same_matrix_and_duplicates_sum(frame: Any) -> N
     assert made.unknown == 0
 
 
-def test_without_weights_a_pair_that_comes_twice_is_one_like() -> None:
+def test_duplicates_without_weights_are_one_like() -> None:
     made = Interactions.from_frame(pl.DataFrame(ROWS).drop("weight"))
     assert matrix(made) == [[1, 0, 0], [1, 0, 1], [0, 1, 0]]
     assert matrix(Interactions.from_frame(pl.DataFrame(ROWS), weight=None)) == matrix(made)
 
 
-def test_at_least_keeps_that_weight_and_more_as_likes() -> None:
+def test_at_least_keeps_this_weight_and_more_as_likes() -> None:
     made = Interactions.from_frame(pl.DataFrame(ROWS), at_least=4)
     assert (made.users.to_list(), made.items.to_list()) == (["a", "b"], [10, 30])
     assert matrix(made) == [[1, 0], [1, 1]]
@@ -57,7 +57,7 @@ def test_at_least_keeps_that_weight_and_more_as_likes() -> None:
     assert matrix(Interactions.from_frame(negative, at_least=-2)) == [[1]]
 
 
-def test_at_least_compares_in_the_weights_own_precision() -> None:
+def test_at_least_compares_in_the_precision_of_the_weights() -> None:
     frame = pl.DataFrame({"user_id": [1, 1], "item_id": [1, 2], "weight": [0.1, 0.1 + 1e-12]})
     assert Interactions.from_frame(frame, at_least=0.1 + 1e-12).items.to_list() == [2]
 
@@ -80,12 +80,12 @@ def test_filters_run_once_and_items_first() -> None:
     assert matrix(made) == [[1, 1, 0], [1, 0, 1], [1, 0, 1]]
 
 
-def test_an_item_without_users_leaves_the_catalogue() -> None:
+def test_item_without_users_leaves_the_catalogue() -> None:
     made = Interactions.from_frame(pl.DataFrame({"user_id": [1, 1, 2], "item_id": [5, 6, 7]}), min_user_items=2)
     assert made.items.to_list() == [5, 6]
 
 
-def test_other_users_are_encoded_on_a_vocabulary_and_unknown_items_counted() -> None:
+def test_encode_counts_unknown_items() -> None:
     known = Interactions.from_frame(pl.DataFrame({"user_id": [1, 2, 2], "item_id": ["x", "y", "z"]}))
     others = pd.DataFrame(
         {"user_id": [9, 7, 7, 8, 9], "item_id": ["new", "z", "x", "new", "new"], "weight": [1, 2, 2, 1, 1]}
@@ -99,7 +99,7 @@ def test_other_users_are_encoded_on_a_vocabulary_and_unknown_items_counted() -> 
     assert matrix(known.encode(others, at_least=2)) == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
 
 
-def test_ids_of_another_width_or_beyond_it_are_looked_up_all_the_same() -> None:
+def test_ids_of_another_integer_type_are_found() -> None:
     known = Interactions.from_frame(
         pl.DataFrame({"user_id": [1, 2], "item_id": [3, 4]}, schema_overrides={"item_id": pl.Int8})
     )
@@ -107,31 +107,31 @@ def test_ids_of_another_width_or_beyond_it_are_looked_up_all_the_same() -> None:
     assert (matrix(made), made.unknown) == ([[1, 1]], 1)
 
 
-def test_no_histories_at_all_encode_to_no_rows() -> None:
+def test_empty_histories_encode_to_no_rows() -> None:
     known = Interactions.from_frame(pl.DataFrame(ROWS))
     assert known.encode(pl.DataFrame(ROWS).clear()).rows.shape == (0, 3)
     assert known.encode(pd.DataFrame(ROWS).iloc[:0]).rows.shape == (0, 3)
 
 
-def test_ids_of_another_kind_than_the_vocabulary_are_refused() -> None:
+def test_ids_of_another_type_than_the_vocabulary_are_an_error() -> None:
     with pytest.raises(DropoutError, match="item_id: want ids of type Int64, .* got String; cast"):
         Interactions.from_frame(pl.DataFrame(ROWS)).encode(pl.DataFrame({"user_id": [1], "item_id": ["10"]}))
 
 
-def test_one_user_and_one_item_make_a_matrix_of_one() -> None:
+def test_one_user_and_one_item_give_a_matrix_of_one_entry() -> None:
     made = Interactions.from_frame(pl.DataFrame({"user_id": [4], "item_id": ["only"]}))
     assert matrix(made) == [[1]]
     assert repr(made) == "Interactions(1 users × 1 items, 1 entries)"
 
 
-def test_a_weight_of_zero_is_no_interaction_and_its_user_an_empty_row() -> None:
+def test_weight_of_zero_gives_an_empty_row() -> None:
     frame = pl.DataFrame({"user_id": [1, 2], "item_id": [1, 1], "weight": [0, 2]})
     made = Interactions.from_frame(frame)
     assert (matrix(made), made.rows.nnz) == ([[0], [2]], 1)
     assert Interactions.from_frame(frame, min_user_items=1).users.to_list() == [2]
 
 
-def test_users_of_some_rows_come_in_the_order_of_their_ids() -> None:
+def test_select_sorts_users_by_id() -> None:
     made = Interactions.from_frame(pl.DataFrame(ROWS))
     chosen = made.select(np.array([2, 0]))
     assert chosen.users.to_list() == ["a", "c"]
@@ -160,12 +160,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_what_is_wrong_is_said_by_column_and_count(message: str) -> None:
+def test_errors_name_column_and_count(message: str) -> None:
     with pytest.raises(DropoutError, match=message):
         Interactions.from_frame(BROKEN[message])
 
 
-def test_settings_that_leave_nothing_are_refused() -> None:
+def test_filters_that_leave_nothing_are_an_error() -> None:
     frame = pl.DataFrame(ROWS)
     with pytest.raises(DropoutError, match="at least one interaction with a weight of at least 6, got none in 5 rows"):
         Interactions.from_frame(frame, at_least=6)
@@ -190,9 +190,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(-3, 4), st.integers(1,
 
 @settings(max_examples=60, deadline=None)
 @given(PAIRS, st.integers(0, 3), st.integers(0, 3))
-def test_any_frame_gives_what_a_plain_loop_gives(
-    pairs: list[tuple[int, int, int]], few_items: int, few_users: int
-) -> None:
+def test_any_frame_agrees_with_a_plain_loop(pairs: list[tuple[int, int, int]], few_items: int, few_users: int) -> None:
     likes = {(u, i) for u, i, w in pairs if w >= 3}
     likes = {(u, i) for u, i in likes if sum(j == i for _, j in likes) >= few_users}
     likes = {(u, i) for u, i in likes if sum(v == u for v, _ in likes) >= few_items}

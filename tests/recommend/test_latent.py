@@ -1,4 +1,4 @@
-"""A sample's cost against densities computed another way: flows by their Jacobian, two levels by their joint density."""
+"""The KL of a sample against densities computed in another way: flows by their Jacobian, two levels by their joint density."""
 
 import math
 
@@ -42,7 +42,7 @@ def normal(mean: Tensor, log_variance: Tensor) -> Normal:
     return Normal(mean, torch.exp(log_variance / 2))
 
 
-def test_flowed_samples_are_priced_by_the_jacobian() -> None:
+def test_kl_of_flowed_samples_agrees_with_the_jacobian() -> None:
     latent, encoder, q = parts(flows=3)
     noise = torch.randn(USERS, LATENT)
     eta, kl = latent.sample(q, noise, latent.density(encoder, batch()))
@@ -99,14 +99,14 @@ def test_two_levels_under_a_vamp_prior_agree_with_many_single_samples() -> None:
     assert bool((found.std(0) < single.std(0)).all())  # the closed form has less variance
 
 
-def test_without_noise_the_sample_is_the_mean() -> None:
+def test_sample_without_noise_is_the_mean() -> None:
     for changes in ({}, {"levels": 2}, {"flows": 2}):
         latent, encoder, q = parts(**changes)
         zero = torch.zeros(USERS, LATENT * latent.settings.levels)
         torch.testing.assert_close(latent.sample(q, zero, latent.density(encoder, batch()))[0], latent.mean(q))
 
 
-def test_only_one_mask_and_a_normal_prior_have_a_closed_form() -> None:
+def test_closed_form_needs_one_mask_and_a_normal_prior() -> None:
     def closed(**changes) -> bool:
         latent, encoder, _ = parts(**changes)
         return latent.density(encoder, batch()) is None

@@ -1,4 +1,4 @@
-"""The latent priors against densities computed another way."""
+"""The latent priors against densities computed in another way."""
 
 import math
 
@@ -33,7 +33,7 @@ def encoder(**changes) -> Encoder:
     return net
 
 
-def test_closed_form_is_the_monte_carlo_kl() -> None:
+def test_closed_form_agrees_with_the_monte_carlo_kl() -> None:
     mean, log_variance = torch.randn(4, LATENT), torch.randn(4, LATENT)
     exact = gaussian_kl(mean, log_variance)
     torch.testing.assert_close(
@@ -46,7 +46,7 @@ def test_closed_form_is_the_monte_carlo_kl() -> None:
     assert bool(((samples.mean(0) - exact).abs() < 4 * samples.std(0) / math.sqrt(draws)).all())
 
 
-def test_gaussian_density_is_the_gaussian_density() -> None:
+def test_gaussian_density_agrees_with_torch() -> None:
     eta, mean, log_variance = torch.randn(3, 4, LATENT).unbind()
     torch.testing.assert_close(
         gaussian_log_density(eta, mean, log_variance), Normal(mean, torch.exp(log_variance / 2)).log_prob(eta)
@@ -76,7 +76,7 @@ def test_vamp_prior_keeps_its_digits_in_single_precision_at_tiny_variances() -> 
     torch.testing.assert_close(single.double(), exact, rtol=0, atol=0.2)
 
 
-def test_pseudo_inputs_start_as_asked_and_learn() -> None:
+def test_pseudo_inputs_start_at_their_mean_and_learn() -> None:
     net, prior = encoder(), VampPrior(2000, 50)
     assert abs(float(prior.inputs.detach().mean()) - 0.05) < 4 * 0.01 / math.sqrt(prior.inputs.numel())
     prior = VampPrior(ITEMS, 7)

@@ -1,4 +1,4 @@
-"""The likelihoods against their definitions, and the multinomial's own backward pass against autograd."""
+"""The likelihoods against their definitions, and the multinomial's backward pass against autograd."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The rivals against closed forms, their own packages and a structure that is known."""
+"""The baselines against closed forms, their own packages and data with a known structure."""
 
 import sys
 from typing import Any
@@ -39,7 +39,7 @@ def checkerboard(users: int = 60, items: int = 20) -> csr_array:
     ],
     ids=lambda model: model.name,
 )
-def test_a_missing_square_of_the_checkerboard_is_what_every_rival_recommends(model: Linear) -> None:
+def test_every_baseline_recommends_the_missing_square_of_the_checkerboard(model: Linear) -> None:
     board = checkerboard()
     unseen = checkerboard(80)[60:]  # users that were not there in training
     model.device = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_a_missing_square_of_the_checkerboard_is_what_every_rival_recommends(mod
 
 
 @pytest.mark.parametrize("regularisation", [0.5, 20.0])
-def test_ease_is_the_closed_form(matrix: csr_array, regularisation: float) -> None:
+def test_ease_agrees_with_the_closed_form(matrix: csr_array, regularisation: float) -> None:
     x = matrix.toarray().astype(np.float64)
     p = np.linalg.inv(x.T @ x + regularisation * np.eye(12))
     expected = np.eye(12) - p / np.diag(p)
@@ -99,7 +99,7 @@ def test_ials_folds_users_in_as_irspack_does(matrix: csr_array) -> None:
     np.testing.assert_allclose(fold_in(batch, model.state["items"], model.system(batch)).numpy(), expected, atol=1e-4)
 
 
-def test_a_user_without_items_gets_a_vector_of_zeros(matrix: csr_array) -> None:
+def test_user_without_items_gets_a_vector_of_zeros(matrix: csr_array) -> None:
     model = WMF(3, 0.1, device="cpu").fit(matrix)
     empty = Rows.from_csr(csr_array((2, 12))).batch([0, 1])
     assert model.scores(empty).eq(0).all()
@@ -110,14 +110,14 @@ def test_popularity_counts_users_and_is_the_same_for_all() -> None:
     assert model.scores(Rows.from_csr(csr_array((2, 3))).batch([0, 1])).tolist() == [[1, 0, 2]] * 2
 
 
-def test_rivals_look_at_interactions_and_not_at_their_weights(matrix: csr_array) -> None:
+def test_baselines_ignore_weights(matrix: csr_array) -> None:
     weighted = matrix.copy()
     weighted.data[:] = 4.0
     assert EASE(device="cpu").fit(weighted).state["weights"].equal(EASE(device="cpu").fit(matrix).state["weights"])
 
 
 @pytest.mark.parametrize("name", sorted(LINEAR))
-def test_a_restored_rival_scores_as_the_one_that_was_saved(name: str, matrix: csr_array) -> None:
+def test_restored_baseline_has_the_same_scores(name: str, matrix: csr_array) -> None:
     settings: dict[str, Any] = {"wmf": {"factors": 4}, "ials": {"factors": 4}}.get(name, {})
     first = LINEAR[name](**settings, device="cpu").fit(matrix)
     second = LINEAR[name](**settings, device="cpu").restore(first.state)
@@ -148,12 +148,12 @@ def test_a_restored_rival_scores_as_the_one_that_was_saved(name: str, matrix: cs
         (lambda: IALS(seed=2**31), "seed: want at most 2,147,483,647"),
     ],
 )
-def test_numbers_out_of_range_are_named(make: Any, words: str) -> None:
+def test_numbers_out_of_range_are_named_in_the_error(make: Any, words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         make()
 
 
-def test_errors_say_what_to_do(matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_say_the_next_step(matrix: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DropoutError, match="call fit"):
         EASE(device="cpu").scores(Rows.from_csr(matrix).batch([0]))
     with pytest.raises(DropoutError, match="want a scipy sparse matrix"):

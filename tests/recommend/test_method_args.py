@@ -1,4 +1,4 @@
-"""What a few words become: a dropout brings what belongs to it, and numbers are checked before any work."""
+"""Arguments become settings: another dropout implies further settings, and numbers are checked before fit."""
 
 from typing import Any
 
@@ -34,13 +34,13 @@ def test_every_method_takes_every_dropout(name: str, dropout: str) -> None:
     assert chosen(before, dropout) == found
 
 
-def test_rates_learned_in_a_fixed_methods_place_do_not_collapse() -> None:
+def test_rates_learned_in_a_method_of_fixed_dropout_do_not_collapse() -> None:
     shop = generate_shop(users=300, items=60, groups=4).interactions
     model = Recommender("vae-drop", dropout="learned", epochs=12, patience=None, validation=0, progress=False).fit(shop)
     assert model.rates()["rate"].min() > 0.35
 
 
-def test_what_the_user_says_of_companions_stays() -> None:
+def test_explicit_settings_override_implied_ones() -> None:
     assert chosen("vae", "learned", mask_kl=0.0, samples=3).mask_kl == 0
     assert chosen("vae", "learned", samples=3).samples == 3
     assert chosen("vae-drop", "gaussian", rate=0.2).rate == 0.2
@@ -50,7 +50,7 @@ def test_what_the_user_says_of_companions_stays() -> None:
         choose_method("sivae-lbd", "fixed", {"mask_kl": 2.0})
 
 
-def test_another_rule_brings_its_companions() -> None:
+def test_another_rule_implies_its_settings() -> None:
     assert chosen("sivae-lbd", None, rule="self-tuning").mask_kl == 0
     assert chosen("vae", "learned", rule="self-tuning").mask_kl == 0
     assert chosen(None, "learned", rule="self-tuning").mask_kl == 0
@@ -82,12 +82,12 @@ def test_another_rule_brings_its_companions() -> None:
         ({"patience": 0}, "patience: want at least 1"),
     ],
 )
-def test_numbers_out_of_range_are_told_before_fitting(arguments: dict[str, Any], words: str) -> None:
+def test_numbers_out_of_range_are_errors_before_fit(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         Recommender(**arguments)
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path: Any) -> None:
+def test_numbers_of_numpy_are_accepted(tmp_path: Any) -> None:
     shop = generate_shop(users=300, items=40, groups=4).interactions.with_columns(weight=2.0)
     given = {"validation": np.int64(30), "seed": np.int64(3), "at_least": np.float32(1), "hidden": np.int64(8)}
     model = Recommender("vae-drop", epochs=np.int64(1), lr=np.float32(0.01), progress=False, **given).fit(shop)
@@ -98,6 +98,6 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["wmf", "ials"])
-def test_a_large_seed_is_good_for_every_method(name: str) -> None:
+def test_large_seed_works_for_every_method(name: str) -> None:
     shop = generate_shop(users=60, items=20, groups=4).interactions
     assert len(Recommender(name, factors=2, seed=2**40).fit(shop).recommend([0], k=2)) == 2

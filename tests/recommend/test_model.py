@@ -1,4 +1,4 @@
-"""The recommender: every method behind the same verbs, for known and unseen users, saved, loaded or fitted again."""
+"""Every method behind the same interface, for known and new users, saved, loaded and fitted again."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_known_users_get_the_rest_of_their_group(family: str, models: dict[str, 
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "popularity"])
-def test_unseen_users_get_the_rest_of_their_group_by_their_history(family: str, models: dict[str, Recommender]) -> None:
+def test_new_users_get_the_rest_of_their_group_by_their_history(family: str, models: dict[str, Recommender]) -> None:
     histories = pl.DataFrame(
         {"user_id": ["new"] * 4 + ["other"] * 3, "item_id": ["b00", "b03", "b07", "b11", "c01", "c02", "c03"]}
     )
@@ -30,7 +30,7 @@ def test_unseen_users_get_the_rest_of_their_group_by_their_history(family: str, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_user_has_is_recommended_only_if_asked_for(family: str, models: dict[str, Recommender]) -> None:
+def test_viewed_items_are_recommended_only_without_the_filter(family: str, models: dict[str, Recommender]) -> None:
     model = models[family]
     own = set(checkerboard().filter(pl.col("user_id") == 4)["item_id"])
     assert not own & set(model.recommend([4], k=GROUPS * SIZE)["item_id"])
@@ -38,7 +38,7 @@ def test_what_a_user_has_is_recommended_only_if_asked_for(family: str, models: d
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_chosen_items_are_recommended(family: str, models: dict[str, Recommender]) -> None:
+def test_items_to_recommend_limit_the_recommendations(family: str, models: dict[str, Recommender]) -> None:
     chosen = ["a01", "b02", "c03", "c04", "unheard of"]
     best = models[family].recommend([0, 1], k=10, filter_viewed=False, items_to_recommend=chosen)
     assert set(best["item_id"]) == set(chosen[:4])
@@ -46,7 +46,9 @@ def test_only_chosen_items_are_recommended(family: str, models: dict[str, Recomm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_table_is_sorted_ranked_and_no_longer_than_the_catalogue(family: str, models: dict[str, Recommender]) -> None:
+def test_recommendations_are_sorted_ranked_and_at_most_the_catalogue(
+    family: str, models: dict[str, Recommender]
+) -> None:
     best = models[family].recommend([7, 5], k=1000)
     assert best["user_id"].unique(maintain_order=True).to_list() == [7, 5]
     for _, rows in best.group_by("user_id"):
@@ -55,7 +57,7 @@ def test_a_table_is_sorted_ranked_and_no_longer_than_the_catalogue(family: str, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saving_and_loading_changes_nothing(family: str, models: dict[str, Recommender], tmp_path: Path) -> None:
+def test_loaded_model_equals_the_saved_one(family: str, models: dict[str, Recommender], tmp_path: Path) -> None:
     model = models[family]
     model.save(tmp_path / "model")
     loaded = Recommender.load(tmp_path / "model")
@@ -72,7 +74,7 @@ def test_saving_and_loading_changes_nothing(family: str, models: dict[str, Recom
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fitting_again_with_the_same_seed_gives_the_same_model(family: str, models: dict[str, Recommender]) -> None:
+def test_same_seed_gives_the_same_model(family: str, models: dict[str, Recommender]) -> None:
     state = torch.get_rng_state()
     again = fitted(**FAMILIES[family])
     assert torch.equal(torch.get_rng_state(), state)
@@ -98,7 +100,7 @@ def test_similar_items_are_of_the_same_group(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_effect_is_the_change_of_the_score_without_that_item(family: str, models: dict[str, Recommender]) -> None:
+def test_effect_is_the_change_of_the_score_without_the_item(family: str, models: dict[str, Recommender]) -> None:
     model = models[family]
     history, target = ["a00", "a04", "b07"], "a01"
 
@@ -114,13 +116,13 @@ def test_an_effect_is_the_change_of_the_score_without_that_item(family: str, mod
     assert found["share"].sum() == pytest.approx(0.0 if family == "popularity" else 1.0)
 
 
-def test_items_of_the_own_group_carry_a_recommendation(learned: Recommender) -> None:
+def test_items_of_the_same_group_support_a_recommendation(learned: Recommender) -> None:
     found = learned.explain(pl.DataFrame({"item_id": ["a00", "a04", "b07"]}), "a01")
     assert found["item_id"].to_list()[-1] == "b07"
     assert found["effect"][-1] < 0 < found["effect"][0]
 
 
-def test_eases_effects_are_its_weights(models: dict[str, Recommender]) -> None:
+def test_effects_of_ease_are_its_weights(models: dict[str, Recommender]) -> None:
     model = models["ease"]
     found = model.explain(["a00", "b07"], "a01")
     numbers = {item: number for number, item in enumerate(model.items_)}

@@ -1,4 +1,4 @@
-"""The recommender answers in the library of the question, with its uncertainty, or says in one line what is wrong."""
+"""Results come in the caller's library, with uncertainty; errors have one line."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from lbdrop.recommend import Recommender
 from lbdrop.recommend.rows import Rows
 
 
-def test_tables_come_back_in_the_library_of_the_question() -> None:
+def test_results_are_dataframes_of_the_callers_library() -> None:
     frame = checkerboard()
     panda = pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
     model = Recommender("ease").fit(panda)
@@ -57,7 +57,7 @@ def test_scores_are_log_probabilities_averaged_over_masks(learned: Recommender) 
         assert score == pytest.approx(float(expected[place]), abs=0.1)
 
 
-def test_a_users_recommendations_do_not_depend_on_who_else_is_asked_about(learned: Recommender) -> None:
+def test_recommendations_do_not_depend_on_other_users(learned: Recommender) -> None:
     alone = learned.recommend([17], k=5)
     among = learned.recommend(range(120), k=5).filter(user_id=17)
     assert alone["item_id"].equals(among["item_id"])
@@ -65,13 +65,13 @@ def test_a_users_recommendations_do_not_depend_on_who_else_is_asked_about(learne
         assert np.allclose(alone[name], among[name], atol=1e-5)
 
 
-def test_unknown_users_are_told_to_bring_their_history(learned: Recommender) -> None:
+def test_unknown_users_are_an_error_that_asks_for_their_history(learned: Recommender) -> None:
     with pytest.raises(DropoutError, match="1 unknown, the first 999; pass their histories"):
         learned.recommend([3, 999])
 
 
 @pytest.mark.parametrize("family", ["learned", "ease", "popularity"])
-def test_users_without_a_known_item_get_what_is_popular(family: str, models: dict[str, Recommender]) -> None:
+def test_users_without_known_items_get_popular_items(family: str, models: dict[str, Recommender]) -> None:
     model = models[family]
     best = model.recommend(pl.DataFrame({"user_id": ["lost"], "item_id": ["unheard of"]}), k=5)
     assert len(best) == 5
@@ -109,7 +109,7 @@ def test_weights_decide_what_is_a_like() -> None:
         (lambda m: m.evaluate(checkerboard()), "want users with items to find, got none among 120"),
     ],
 )  # fmt: skip
-def test_wrong_questions_are_answered_in_one_line(ask: Any, words: str, learned: Recommender) -> None:
+def test_wrong_queries_are_errors_of_one_line(ask: Any, words: str, learned: Recommender) -> None:
     with pytest.raises(DropoutError, match=words) as error:
         ask(learned)
     assert "\n" not in str(error.value)
@@ -127,24 +127,24 @@ def test_wrong_questions_are_answered_in_one_line(ask: Any, words: str, learned:
         ({"validation": 1.5}, "validation: want a share below 1"),
     ],
 )
-def test_wrong_settings_are_told_at_once(arguments: dict[str, Any], words: str) -> None:
+def test_wrong_settings_are_errors_before_fit(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         Recommender(**arguments)
 
 
-def test_nothing_can_be_asked_before_fit() -> None:
+def test_recommend_before_fit_is_an_error() -> None:
     with pytest.raises(DropoutError, match="call fit"):
         Recommender("ease").recommend([0])
 
 
-def test_popularity_knows_no_likeness_and_linear_methods_no_rates(models: dict[str, Recommender]) -> None:
+def test_popularity_has_no_similarity_and_linear_methods_have_no_rates(models: dict[str, Recommender]) -> None:
     with pytest.raises(DropoutError, match="can compare items"):
         models["popularity"].similar_items(["a00"])
     with pytest.raises(DropoutError, match="want a method with masks"):
         models["ease"].rates()
 
 
-def test_rates_stand_beside_popularity(learned: Recommender) -> None:
+def test_rates_come_with_likes(learned: Recommender) -> None:
     rates = learned.rates()
     counts = checkerboard().group_by("item_id").len().sort("item_id")
     assert rates["item_id"].equals(counts["item_id"])

@@ -1,4 +1,4 @@
-"""A recommender's files are written whole or not at all, bring it back as it was, and damage is named in one line."""
+"""Files of a recommender are never half written, load to the same model, and damage is an error of one line."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
 
 
-def test_scores_of_everybody_go_to_one_file_whatever_the_batches(
+def test_scores_of_all_users_in_one_file_do_not_depend_on_batches(
     learned: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lbdrop.recommend.score_files.ROWS_IN_MEMORY", 100)  # six parts
@@ -27,7 +27,7 @@ def test_scores_of_everybody_go_to_one_file_whatever_the_batches(
     assert [each.name for each in path.parent.iterdir()] == ["scores.parquet"]
 
 
-def test_a_stream_that_breaks_leaves_the_old_file_whole(
+def test_failed_write_leaves_the_old_file(
     learned: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "scores.parquet"
@@ -44,7 +44,7 @@ def test_a_stream_that_breaks_leaves_the_old_file_whole(
     assert [each.name for each in tmp_path.iterdir()] == ["scores.parquet"]
 
 
-def test_without_histories_nobody_is_known_but_histories_are_answered(learned: Recommender, tmp_path: Path) -> None:
+def test_model_without_histories_takes_only_histories(learned: Recommender, tmp_path: Path) -> None:
     learned.save(tmp_path / "model", histories=False)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "items.parquet",
@@ -91,7 +91,7 @@ def test_saved_model_without_a_marker_is_replaced_as_before(models: dict[str, Re
     assert "popularity" in repr(Recommender.load(tmp_path / "model"))
 
 
-def test_a_model_is_replaced_whole_and_other_folders_are_left_alone(
+def test_save_replaces_a_model_but_no_other_folder(
     models: dict[str, Recommender], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models["ease"].save(tmp_path / "model")
@@ -161,9 +161,7 @@ def renamed(folder: Path) -> None:
         (renamed, "want the tensor decoder.out.bias, got none"),
     ],
 )  # fmt: skip
-def test_a_damaged_folder_is_one_line_that_names_what_is_wrong(
-    harm: Any, words: str, learned: Recommender, tmp_path: Path
-) -> None:
+def test_damaged_folder_is_an_error_of_one_line(harm: Any, words: str, learned: Recommender, tmp_path: Path) -> None:
     learned.save(tmp_path / "model")
     harm(tmp_path / "model")
     with pytest.raises(DropoutError, match=words) as error:

@@ -1,4 +1,4 @@
-"""Fitting stops by users it never saw and sizes the network by the data; evaluation measures what users lacked."""
+"""Fit stops by validation users and sizes the network by the data; evaluate measures held-out items."""
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ from lbdrop.recommend.validation import hold_out
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def test_too_few_users_to_stop_by_are_said_and_all_epochs_trained() -> None:
+def test_too_few_validation_users_warn_and_all_epochs_are_trained() -> None:
     model = Recommender(epochs=2, progress=False)
     with pytest.warns(UserWarning, match="want 20 held-out users with five items, got 12 among 12 of 120 users"):
         model.fit(checkerboard())
@@ -24,13 +24,13 @@ def test_too_few_users_to_stop_by_are_said_and_all_epochs_trained() -> None:
     assert len(model.history_.epochs) == 2
 
 
-def test_validation_of_nobody_trains_on_everybody_without_a_word() -> None:
+def test_validation_of_zero_trains_on_all_users_without_a_warning() -> None:
     model = Recommender(epochs=1, validation=0, progress=False).fit(checkerboard())
     assert model.history_ is not None
     assert model.history_.best is None
 
 
-def test_training_stops_by_validation_users_it_never_saw(learned: Recommender) -> None:
+def test_validation_users_are_not_trained_on(learned: Recommender) -> None:
     assert learned.history_ is not None
     best = learned.history_.best_epoch
     assert best is not None
@@ -44,7 +44,7 @@ def test_training_stops_by_validation_users_it_never_saw(learned: Recommender) -
     assert len(trained.users) + len(held.users) == 120
 
 
-def test_small_data_gets_a_small_network_unless_told() -> None:
+def test_small_data_gets_a_small_network_by_default() -> None:
     model = Recommender(epochs=1, validation=0, latent=30, progress=False).fit(checkerboard())
     assert model.settings_ is not None
     assert (model.settings_.hidden, model.settings_.latent, model.settings_.batch) == (18, 30, 16)
@@ -53,7 +53,7 @@ def test_small_data_gets_a_small_network_unless_told() -> None:
     assert model.settings_ == whole
 
 
-def test_a_catalogue_of_one_item_can_be_fitted_and_asked() -> None:
+def test_catalogue_of_one_item_can_be_fitted() -> None:
     frame = pl.DataFrame({"user_id": [1, 2], "item_id": ["only", "only"]})
     for arguments in ({"epochs": 1, "validation": 0}, {"method": "ease"}, {"method": "popularity"}):
         model = Recommender(**arguments, progress=False).fit(frame)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_a_catalogue_of_one_item_can_be_fitted_and_asked() -> None:
 # ----------------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_new_users_are_measured_by_a_fifth_and_known_users_by_what_they_lacked(learned: Recommender) -> None:
+def test_evaluate_holds_out_a_fifth_of_new_users_and_later_items_of_known_users(learned: Recommender) -> None:
     new = checkerboard(150).filter(pl.col("user_id") >= 120)
     report = learned.evaluate(new)
     assert report.users == 30
@@ -82,7 +82,7 @@ def test_new_users_are_measured_by_a_fifth_and_known_users_by_what_they_lacked(l
     assert learned.evaluate(pl.concat([old, new])).users == 32
 
 
-def test_the_learned_model_finds_a_generated_shops_tastes() -> None:
+def test_learned_model_finds_the_tastes_of_a_generated_shop() -> None:
     shop = generate_shop(users=900, items=180, groups=6, seed=7)
     data = Interactions.from_frame(shop.interactions)
     test = fold_in(data.select(np.arange(750, 900)))

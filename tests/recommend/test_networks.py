@@ -1,4 +1,4 @@
-"""Encoders and decoders: two ways through the first layer agree, and each network is what its paper says."""
+"""Encoders and decoders: sparse and dense rows agree, and each network follows its paper."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def batch(users=range(7)) -> Batch:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_gathered_and_written_out_rows_agree_in_value_and_gradient(n) -> None:
+def test_sparse_and_dense_rows_agree_in_value_and_gradient(n) -> None:
     table, rows = ItemTable(ITEMS, 4), batch()
     torch.nn.init.normal_(table.bias)
     values = torch.rand(n, len(rows.item), requires_grad=True)
@@ -54,7 +54,7 @@ def test_users_without_items_see_the_bias(path) -> None:
     torch.testing.assert_close(out, torch.stack([table.bias, table.bias + table.weight[0], table.bias]))
 
 
-def test_the_device_decides_which_way() -> None:
+def test_device_decides_between_sparse_and_dense_rows() -> None:
     table, rows = ItemTable(ITEMS, 4), batch()
     table.of_dense = lambda _: pytest.fail("rows were written out on a CPU")
     table(torch.ones(1, len(rows.item)), rows)
@@ -62,7 +62,7 @@ def test_the_device_decides_which_way() -> None:
 
 @pytest.mark.parametrize("path", ["bag", "dense"])
 @pytest.mark.parametrize(("encoder", "layers"), [("one-hidden", 1), ("one-hidden", 2), ("dense", 3), ("gated", 2)])
-def test_posteriors_of_entries_are_those_of_rows_written_out(encoder, layers, path) -> None:
+def test_posteriors_of_entries_equal_those_of_dense_rows(encoder, layers, path) -> None:
     net, rows = Encoder(ITEMS, Settings(encoder=encoder, layers=layers, hidden=6, latent=3)), batch()
     net.table.path = path
     values = torch.rand(2, len(rows.item))
@@ -73,7 +73,7 @@ def test_posteriors_of_entries_are_those_of_rows_written_out(encoder, layers, pa
         torch.testing.assert_close(one.flatten(0, 1), other)
 
 
-def test_dense_encoder_adds_every_layer_before() -> None:
+def test_dense_encoder_adds_all_earlier_layers() -> None:
     net = Encoder(ITEMS, Settings(encoder="dense", layers=3, hidden=6, latent=2, activation="swish"))
     x = torch.rand(5, ITEMS)
     w = [layer.linear for layer in net.layers[1:]]
@@ -83,7 +83,7 @@ def test_dense_encoder_adds_every_layer_before() -> None:
     torch.testing.assert_close(net.of_dense(x).hidden, h3)
 
 
-def test_gates_multiply() -> None:
+def test_gated_layer_multiplies_by_its_gate() -> None:
     net = Encoder(ITEMS, Settings(encoder="gated", hidden=6, latent=2))
     x = torch.rand(5, ITEMS)
     value, gate = (x @ net.table.weight + net.table.bias).split(6, -1)
@@ -100,7 +100,7 @@ def test_linear_decoder_is_one_product() -> None:
     assert len(list(decoder.parameters())) == 2
 
 
-def test_log_variance_is_clipped_where_asked() -> None:
+def test_log_variance_is_clipped_to_its_range() -> None:
     net = Encoder(ITEMS, Settings(hidden=6, latent=2, log_variance_range=(-1.0, 0.5)))
     with torch.no_grad():
         net.head.linear.bias.copy_(torch.tensor([9.0, 9.0, 9.0, -9.0]))
@@ -109,7 +109,7 @@ def test_log_variance_is_clipped_where_asked() -> None:
     assert bool((q.mean > 5).all())
 
 
-def test_a_dae_has_its_activations_for_a_latent() -> None:
+def test_dae_uses_its_activations_as_latent_vector() -> None:
     net = Encoder(ITEMS, Settings(variational=False, encoder="direct", latent=3))
     x = torch.rand(4, ITEMS)
     torch.testing.assert_close(net.of_dense(x).mean, torch.tanh(x @ net.table.weight + net.table.bias))
@@ -138,7 +138,7 @@ def test_bfloat16_leaves_posteriors_in_float32() -> None:
     torch.testing.assert_close(q.mean, net(values, rows).mean, rtol=0.05, atol=0.05)
 
 
-def test_the_lower_level_sees_row_and_upper_level_and_its_prior_the_upper_alone() -> None:
+def test_lower_level_depends_on_row_and_upper_level_and_its_prior_on_the_upper_alone() -> None:
     lower = Lower(Settings(hidden=6, latent=2, levels=2))
     hidden, upper = torch.randn(3, 5, 6), torch.randn(5, 2)
     mean, log_variance = lower.posterior(hidden, upper, None)

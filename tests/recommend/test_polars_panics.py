@@ -1,4 +1,4 @@
-"""A panic of polars is an error like others, and stderr keeps what else was written to it."""
+"""A panic of polars is an ordinary error, and other output to stderr is kept."""
 
 import os
 from pathlib import Path
@@ -14,14 +14,14 @@ from lbdrop.recommend.shop import generate_shop
 from lbdrop.recommend.table_files import reading
 
 
-def test_a_panic_is_an_error_and_its_text_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_panic_is_an_error_without_text_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(pl.exceptions.ComputeError, match="^invalid num_bits 82$"), panics_as_errors():
         os.write(2, b"thread 'x' panicked at crates/polars\nnote: run with RUST_BACKTRACE=1\n")
         raise pl.exceptions.PanicException("invalid num_bits 82\nmore")
     assert capfd.readouterr().err == ""
 
 
-def test_control_c_within_polars_is_control_c(tmp_path: Path) -> None:
+def test_ctrl_c_within_polars_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     panic = pl.exceptions.PanicException(
         "called `Result::unwrap()` on an `Err` value: PyErr { type: <class 'KeyboardInterrupt'>, value: … }"
     )
@@ -39,7 +39,7 @@ def test_control_c_within_polars_is_control_c(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stderr_of_others_is_written_after_the_block(capfd: pytest.CaptureFixture[str]) -> None:
     with panics_as_errors():
         os.write(2, b"one\n")
         with panics_as_errors():

@@ -1,4 +1,4 @@
-"""Whom and what a question is about, in whatever form a user holds it; anything else is one line."""
+"""Users and items of a query in every form; anything else is an error of one line."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ def ease() -> Recommender:
     return Recommender("ease").fit(SHOP)
 
 
-def test_users_whose_ids_are_of_another_kind_are_new_users(ease: Recommender) -> None:
+def test_users_with_ids_of_another_type_are_new(ease: Recommender) -> None:
     new = ease.evaluate(SHOP.with_columns(pl.col("user_id") + 1000)).mean
     text = SHOP.with_columns(user_id="u" + pl.col("user_id").cast(pl.String).str.zfill(4))  # in the same order
     assert ease.evaluate(text).mean == new
     assert ease.evaluate(text.with_columns(pl.col("user_id").cast(pl.Categorical))).mean == new
 
 
-def test_items_come_as_a_dataframe_of_any_library(ease: Recommender) -> None:
+def test_items_may_be_a_dataframe_of_any_library(ease: Recommender) -> None:
     some = ease.items_[:4].to_list()
     expected = ease.recommend([0], k=9, filter_viewed=False, items_to_recommend=some)
     assert set(expected["item_id"]) == set(some)
@@ -36,7 +36,7 @@ def test_items_come_as_a_dataframe_of_any_library(ease: Recommender) -> None:
     assert ease.similar_items(frame, k=2).equals(ease.similar_items(some, k=2))
 
 
-def test_a_lazy_history_is_explained_like_any_other(ease: Recommender) -> None:
+def test_lazy_history_is_explained_like_any_other(ease: Recommender) -> None:
     has, item = ease.items_[1:4], ease.items_[0]
     expected = ease.explain(has.to_list(), item)
     assert ease.explain(pl.LazyFrame({"item_id": has}), item).equals(expected)
@@ -62,7 +62,7 @@ def test_a_lazy_history_is_explained_like_any_other(ease: Recommender) -> None:
         (lambda m: m.similar_items(None), "items: want an id"),
     ],
 )
-def test_what_is_no_id_is_one_line(ask: Any, words: str, ease: Recommender) -> None:
+def test_wrong_ids_are_errors_of_one_line(ask: Any, words: str, ease: Recommender) -> None:
     with pytest.raises(DropoutError, match=words) as error:
         ask(ease)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Scoring on a Ray cluster of two nodes of which one dies half way, and one line for what can go wrong with a cluster."""
+"""Scoring on a Ray cluster of two nodes of which one is killed, and errors of one line about clusters."""
 
 import json
 import os
@@ -65,7 +65,7 @@ with ray_cluster(2, _system_config=quick) as cluster:
 
 
 @pytest.mark.process
-def test_every_user_is_scored_once_though_one_of_two_nodes_is_killed_half_way(tmp_path: Path) -> None:
+def test_users_are_scored_once_although_one_of_two_nodes_is_killed(tmp_path: Path) -> None:
     likes = generate_shop(users=1200, items=400, groups=4).interactions
     Recommender(epochs=1, validation=0, progress=False).fit(likes).save(tmp_path / "model")
     threads = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
@@ -89,7 +89,7 @@ def test_every_user_is_scored_once_though_one_of_two_nodes_is_killed_half_way(tm
     assert not (tmp_path / "ray.unfinished").exists()
 
 
-def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Recommender("popularity").fit(generate_shop(users=20, items=10, groups=2).interactions)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DropoutError, match=r"ray: package not found; pip install 'lbdrop\[ray\]'"):
@@ -97,7 +97,7 @@ def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_is_none_lists_those_there_are(tmp_path: Path) -> None:
+def test_unknown_engine_is_an_error_that_lists_the_engines(tmp_path: Path) -> None:
     model = Recommender("popularity").fit(generate_shop(users=20, items=10, groups=2).interactions)
     with pytest.raises(DropoutError, match="engine: want one of local, ray, got 'spark'"):
         model.score_to(tmp_path / "scores", engine="spark")

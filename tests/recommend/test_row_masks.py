@@ -1,4 +1,4 @@
-"""Masks of a row's items: their frequencies, their length, their cost."""
+"""Masks of a row's items: their frequencies, their length, their KL."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_rivals_masks_have_the_moments_of_their_layers(dropout, layer) -> None:
     torch.testing.assert_close(drawn.std(0), other.std(0), rtol=0, atol=0.02)
 
 
-def test_costs_are_those_of_the_layers() -> None:
+def test_kl_equals_that_of_the_layers() -> None:
     rows = batch()
     learned, gaussian = masks_of("learned"), masks_of("gaussian")
     torch.testing.assert_close(learned.kl(learned.logits(rows)), bernoulli_kl(learned.logit[rows.item]))
@@ -52,7 +52,7 @@ def test_costs_are_those_of_the_layers() -> None:
     torch.testing.assert_close(gaussian.kl(gaussian.logits(rows)).sum(), mask_kl(twin, None, 4, 1.0, 0.5))
 
 
-def test_a_gaussian_rate_at_its_bound_is_held_by_the_kl_no_longer_and_by_the_loss_still() -> None:
+def test_gaussian_rate_at_its_bound_has_a_gradient_of_the_loss_but_none_of_the_kl() -> None:
     masks, rows = masks_of("gaussian"), batch()
     masks.logit.data.fill_(-0.5)
     drawn = masks.draw(1000, masks.logits(rows))
@@ -63,7 +63,7 @@ def test_a_gaussian_rate_at_its_bound_is_held_by_the_kl_no_longer_and_by_the_los
     assert torch.equal(slope, torch.zeros(4))
 
 
-def test_rows_masked_then_normalised_have_length_one_or_nothing() -> None:
+def test_rows_normalised_after_the_mask_have_length_one_or_zero() -> None:
     rows, settings = batch(), Settings(dropout="learned", normalise="after")
     masks = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     dense = rows.dense(row_values(masks, None, rows, settings, torch.float32))
@@ -71,7 +71,7 @@ def test_rows_masked_then_normalised_have_length_one_or_nothing() -> None:
     assert bool(torch.isfinite(dense).all())
 
 
-def test_rows_normalised_then_masked_are_right_on_average() -> None:
+def test_rows_normalised_before_the_mask_are_right_on_average() -> None:
     rows = batch()
     masks = masks_of("fixed", normalise="before")
     logits = masks.logits(rows)
@@ -81,7 +81,7 @@ def test_rows_normalised_then_masked_are_right_on_average() -> None:
     torch.testing.assert_close(values.mean(0), plain, rtol=0, atol=0.015)
 
 
-def test_rows_may_keep_their_length() -> None:
+def test_rows_without_normalisation_keep_their_length() -> None:
     rows, settings = batch(), Settings(normalise="none")
     assert torch.equal(row_values(None, None, rows, settings, torch.float32), torch.ones(1, 4))
     logits = torch.zeros(4)
@@ -95,7 +95,7 @@ def test_no_dropout_has_no_logits() -> None:
     assert not list(masks.parameters())
 
 
-def test_offsets_cut_the_logit_off_from_the_loss() -> None:
+def test_offsets_detach_the_logit_from_the_loss() -> None:
     masks, rows = masks_of("learned"), batch()
     assert masks.logits(rows).requires_grad
     shifted = masks.logits(rows, torch.tensor([[1.0], [-2.0], [0.0]]))

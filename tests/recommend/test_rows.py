@@ -1,4 +1,4 @@
-"""Batches of rows on the device are the matrix, no more and no less."""
+"""Batches of rows on the device equal the matrix."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def written_out(batches: list[Batch]) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [1, 4, 23, 50])
 @pytest.mark.parametrize("window", [1, 20, 4_000_000])
-def test_batches_in_order_are_the_binary_matrix(
+def test_batches_in_order_equal_the_binary_matrix(
     matrix: csr_array, size: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WINDOW", window)
@@ -34,7 +34,7 @@ def test_batches_in_order_are_the_binary_matrix(
 
 
 @pytest.mark.parametrize("window", [1, 30, 4_000_000])
-def test_a_shuffled_epoch_is_scipys_permuted_matrix(
+def test_shuffled_epoch_equals_the_permuted_matrix_of_scipy(
     matrix: csr_array, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WINDOW", window)
@@ -50,7 +50,7 @@ def test_a_shuffled_epoch_is_scipys_permuted_matrix(
     assert np.array_equal(torch.cat([batch.counts for batch in batches]).numpy(), np.diff(permuted.indptr))
 
 
-def test_offsets_are_what_embedding_bag_wants(matrix: csr_array) -> None:
+def test_offsets_work_with_embedding_bag(matrix: csr_array) -> None:
     table = torch.randn(11, 3, generator=torch.Generator().manual_seed(0))
     for batch in Rows.from_csr(matrix).batches(4, shuffle=True, generator=torch.Generator().manual_seed(0)):
         summed = torch.nn.functional.embedding_bag(batch.item, table, batch.offsets, mode="sum")
@@ -58,7 +58,7 @@ def test_offsets_are_what_embedding_bag_wants(matrix: csr_array) -> None:
         assert batch.user.equal(torch.repeat_interleave(batch.counts.long()))
 
 
-def test_the_same_seed_draws_the_same_epochs_and_the_next_epoch_another(matrix: csr_array) -> None:
+def test_same_seed_draws_the_same_epochs_and_each_epoch_differs(matrix: csr_array) -> None:
     def epochs(seed: int) -> list[list[int]]:
         rows, generator = Rows.from_csr(matrix), torch.Generator().manual_seed(seed)
         return [
@@ -72,7 +72,7 @@ def test_the_same_seed_draws_the_same_epochs_and_the_next_epoch_another(matrix: 
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_processes_share_an_epoch_without_overlap_and_take_equally_many_steps(matrix: csr_array, ranks: int) -> None:
+def test_processes_share_an_epoch_without_overlap_in_equally_many_steps(matrix: csr_array, ranks: int) -> None:
     rows = Rows.from_csr(matrix)
     shares = [
         list(rows.batches(4, shuffle=True, generator=torch.Generator().manual_seed(1), rank=rank, ranks=ranks))
@@ -83,7 +83,7 @@ def test_processes_share_an_epoch_without_overlap_and_take_equally_many_steps(ma
     assert {len(share) for share in shares} == {rows.steps(4, ranks)}
 
 
-def test_several_masks_are_written_out_at_once_and_pass_gradients_back(matrix: csr_array) -> None:
+def test_dense_rows_of_several_masks_pass_gradients(matrix: csr_array) -> None:
     batch = Rows.from_csr(matrix).batch([5, 0, 5])
     values = torch.randn(2, len(batch.item), requires_grad=True)
     dense = batch.dense(values)
@@ -98,7 +98,7 @@ def test_several_masks_are_written_out_at_once_and_pass_gradients_back(matrix: c
     assert values.grad.equal(weight[:, batch.user, batch.item])
 
 
-def test_chosen_rows_come_in_the_order_asked_for(matrix: csr_array) -> None:
+def test_selected_rows_keep_their_order(matrix: csr_array) -> None:
     batch = Rows.from_csr(matrix).batch(np.array([9, 3, 9, 1]))
     assert np.array_equal(batch.dense().numpy(), (matrix[[9, 3, 9, 1]].toarray() != 0).astype(np.float32))
     assert batch.number.tolist() == [9, 3, 9, 1]
@@ -107,7 +107,7 @@ def test_chosen_rows_come_in_the_order_asked_for(matrix: csr_array) -> None:
         Rows.from_csr(matrix).batch([1, 23])
 
 
-def test_zeros_and_duplicates_are_no_interactions() -> None:
+def test_explicit_zeros_and_duplicates_are_removed() -> None:
     matrix = csr_array((np.array([1.0, 2.0, 0.0]), np.array([2, 2, 0]), np.array([0, 2, 3])), shape=(2, 3))
     rows = Rows.from_csr(matrix, values=True)
     assert rows.entries == 1
@@ -115,19 +115,19 @@ def test_zeros_and_duplicates_are_no_interactions() -> None:
     assert matrix.nnz == 3  # the caller's matrix is as it was
 
 
-def test_users_without_items_and_a_matrix_of_nothing_give_batches() -> None:
+def test_empty_rows_and_an_empty_matrix_give_batches() -> None:
     batches = list(Rows.from_csr(csr_array((5, 3))).batches(2, shuffle=True))
     assert [batch.size for batch in batches] == [2, 2, 1]
     assert all(not len(batch.item) and batch.dense().sum() == 0 for batch in batches)
 
 
-def test_items_are_stored_in_four_bytes_and_handed_out_in_eight(matrix: csr_array) -> None:
+def test_items_are_stored_in_four_bytes_and_batched_in_eight(matrix: csr_array) -> None:
     rows = Rows.from_csr(vstack([matrix] * 2, format="csr"))
     assert rows.item.dtype == torch.int32
     assert rows.batch([0]).item.dtype == rows.batch([0]).user.dtype == torch.int64
 
 
-def test_wrong_input_is_named(matrix: csr_array) -> None:
+def test_wrong_input_is_named_in_the_error(matrix: csr_array) -> None:
     with pytest.raises(DropoutError, match="want a scipy sparse matrix"):
         Rows.from_csr([[1, 2]])
     with pytest.raises(DropoutError, match="at least 1 user a batch, got 0"):

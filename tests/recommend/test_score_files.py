@@ -1,4 +1,4 @@
-"""Scores in parts: the same rows whatever the parts, memory and engine, and work that goes on where it stopped."""
+"""Scores in parts: the same rows for any parts, memory and engine, and work that resumes."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def same(found: pl.DataFrame, expected: pl.DataFrame) -> bool:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_folder_of_parts_is_one_table(model: Recommender, tmp_path: Path) -> None:
+def test_folder_of_parts_is_one_table(model: Recommender, tmp_path: Path) -> None:
     out = tmp_path / "scores"
     assert model.score_to(out, k=5) == 1000
     assert sorted(each.name for each in out.iterdir()) == [f"part-0000{n}.parquet" for n in range(5)]
@@ -46,7 +46,7 @@ def test_a_folder_of_parts_is_one_table(model: Recommender, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("kind", ["int", "text", "category"])
-def test_a_frame_that_is_never_read_whole_gives_every_user_once(
+def test_lazy_frame_larger_than_a_part_gives_every_user_once(
     kind: str, model: Recommender, likes: pl.DataFrame, tmp_path: Path
 ) -> None:
     users = pl.col("user_id") + 1000
@@ -74,7 +74,7 @@ def test_parts_without_users_have_the_columns_of_the_others(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_work_that_was_stopped_goes_on_with_the_parts_that_are_left(
+def test_stopped_work_resumes_with_the_missing_parts(
     model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, whole, scored = tmp_path / "scores", score_files.score_part, []
@@ -107,7 +107,7 @@ def test_work_that_was_stopped_goes_on_with_the_parts_that_are_left(
         {"weights": 1},
     ],
 )
-def test_another_question_takes_no_part_of_the_old_one(
+def test_another_query_uses_no_part_of_the_old_one(
     change: dict[str, object], model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = {"k": 5, "users": None, "filter_viewed": True, "items_to_recommend": None}
@@ -130,7 +130,7 @@ def test_another_question_takes_no_part_of_the_old_one(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_rows_that_polars_cannot_read_are_one_line(model: Recommender, tmp_path: Path) -> None:
+def test_unreadable_rows_are_an_error_of_one_line(model: Recommender, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("user_id,item_id\n" + "1,2\n" * 600 + "1,two\n")
     frame = pl.scan_csv(tmp_path / "bad.csv", schema_overrides={"user_id": pl.Int64, "item_id": pl.Int64})
     with pytest.raises(DropoutError, match="users: cannot be read as a table"):
@@ -145,7 +145,7 @@ def test_rows_that_polars_cannot_read_are_one_line(model: Recommender, tmp_path:
     assert [each.name for each in tmp_path.iterdir()] == ["bad.csv"]
 
 
-def test_nothing_but_scores_is_ever_replaced(model: Recommender, tmp_path: Path) -> None:
+def test_only_scores_are_replaced(model: Recommender, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(DropoutError, match="mine: want a new or empty folder, or one of scores alone"):

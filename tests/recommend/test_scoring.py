@@ -1,4 +1,4 @@
-"""Scores over masks that all users share, and the best items of all users in chunks."""
+"""Scores over masks that all users share, and the best items of all users in batches."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def from_table(batch: Batch) -> Scored:
 
 
 @pytest.mark.parametrize("filter_viewed", [True, False])
-def test_the_best_items_of_all_users_come_in_chunks_in_order(filter_viewed: bool) -> None:
+def test_best_items_of_all_users_come_in_batches_in_order(filter_viewed: bool) -> None:
     seen = np.random.default_rng(2).random((USERS, ITEMS)) < 0.3
     rows = Rows.from_csr(csr_array(seen.astype(np.float32)))
     chunks = list(best_items(from_table, rows, 5, batch=4, filter_viewed=filter_viewed))
@@ -35,7 +35,7 @@ def test_the_best_items_of_all_users_come_in_chunks_in_order(filter_viewed: bool
     assert torch.cat([chunk.score for chunk in chunks]).equal(values)
 
 
-def test_a_user_who_has_everything_is_recommended_nothing() -> None:
+def test_user_with_every_item_gets_no_recommendation() -> None:
     (chunk,) = best_items(from_table, Rows.from_csr(csr_array(np.ones((2, ITEMS)))), 3)
     assert chunk.item.eq(-1).all()
 

@@ -1,4 +1,4 @@
-"""The shop's truth is the truth: likes follow it, and nothing ranks better than its oracle."""
+"""Likes of the generated shop follow its probabilities, and no ranking beats its oracle."""
 
 import numpy as np
 import polars as pl
@@ -30,7 +30,7 @@ def quality(scores: np.ndarray, users: HeldOut) -> tuple[float, float]:
     )
 
 
-def test_the_same_seed_is_the_same_shop_and_another_is_not(shop: Shop) -> None:
+def test_same_seed_gives_the_same_shop(shop: Shop) -> None:
     again, other = generate_shop(1500, 240, 3), generate_shop(1500, 240, 4)
     assert again.interactions.equals(shop.interactions)
     assert not other.interactions.equals(shop.interactions)
@@ -67,14 +67,14 @@ def test_likes_follow_the_probabilities() -> None:
     assert (np.abs(shares - expected) < 4.5 * error).all()
 
 
-def test_best_items_are_those_of_the_largest_probability(shop: Shop) -> None:
+def test_best_items_have_the_largest_probabilities(shop: Shop) -> None:
     best = shop.best_items(5, 3)
     assert best["probability"].to_list() == sorted(shop.probabilities[5].tolist(), reverse=True)[:3]
     numbers = [shop.items["item_id"].to_list().index(name) for name in best["item_id"]]
     assert shop.probabilities[5, numbers].tolist() == best["probability"].to_list()
 
 
-def test_the_oracle_beats_popularity_and_a_recommender_comes_near_it(shop: Shop, split: Split) -> None:
+def test_oracle_beats_popularity_and_a_recommender_comes_close(shop: Shop, split: Split) -> None:
     oracle = quality(shop.scores(split.test.users, split.train.items), split.test)
     popular = quality(np.tile(split.train.rows.sum(0), (400, 1)), split.test)
     # EASE: a ridge regression of each item on all others, which knows nothing of groups.
@@ -88,7 +88,7 @@ def test_the_oracle_beats_popularity_and_a_recommender_comes_near_it(shop: Shop,
         assert 0.85 * best < found < best
 
 
-def test_no_other_order_of_the_truth_beats_the_oracle(shop: Shop, split: Split) -> None:
+def test_no_other_ranking_beats_the_oracle(shop: Shop, split: Split) -> None:
     truth = shop.scores(split.test.users, split.train.items)
     best = quality(truth, split.test)
     shuffled = truth * np.random.default_rng(0).gamma(2, size=truth.shape)
@@ -98,11 +98,11 @@ def test_no_other_order_of_the_truth_beats_the_oracle(shop: Shop, split: Split) 
 @pytest.mark.parametrize(
     "wrong", [{"users": 0}, {"groups": 13}, {"items": 12}, {"likes": 0}, {"noise": 1.5}, {"skew": -1.0}]
 )
-def test_a_shop_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_impossible_shop_is_an_error(wrong: dict[str, float]) -> None:
     with pytest.raises(DropoutError, match="shop: want"):
         generate_shop(**wrong)  # pyright: ignore
 
 
-def test_a_shop_of_one_group_and_two_items_opens() -> None:
+def test_smallest_shop_has_one_group_and_two_items() -> None:
     shop = generate_shop(users=4, items=2, groups=1, noise=0.0)
     assert shop.interactions["user_id"].to_list() == [0, 1, 2, 3]  # half of the items is one

@@ -1,4 +1,4 @@
-"""The split is that of Liang et al., draw for draw, against a plain computation with pandas and numpy's global state."""
+"""The split of Liang et al. with the same random draws, against a plain computation with pandas and numpy."""
 
 import numpy as np
 import pandas as pd
@@ -59,7 +59,7 @@ def entries(rows: object, users: pl.Series, items: pl.Series) -> set[tuple[objec
 
 
 @pytest.mark.parametrize(("data_seed", "text", "seed"), [(0, False, 98765), (1, True, 98765), (2, False, 7)])
-def test_the_split_is_the_published_one(data_seed: int, text: bool, seed: int) -> None:
+def test_split_equals_the_published_one(data_seed: int, text: bool, seed: int) -> None:
     raw = ratings(300, 60, data_seed, text)
     state = np.random.get_state()  # noqa: NPY002
     split = split_users(Interactions.from_frame(raw, at_least=4, min_user_items=5), 40, seed)
@@ -77,7 +77,7 @@ def test_the_split_is_the_published_one(data_seed: int, text: bool, seed: int) -
         assert entries(part.held_out, part.users, items) == wanted[f"{name} held-out"]
 
 
-def test_the_split_of_a_known_seed_never_changes() -> None:
+def test_split_of_a_seed_never_changes() -> None:
     frame = pl.DataFrame(
         {"user_id": [u for u in range(12) for _ in range(10)], "item_id": [i for _ in range(12) for i in range(10)]}
     )
@@ -100,7 +100,7 @@ def test_every_part_has_the_columns_of_train_and_no_user_is_in_two() -> None:
     assert (np.bincount(split.train.rows.indices, minlength=len(split.train.items)) > 0).all()
 
 
-def test_fewer_than_five_items_are_all_shown_and_the_user_is_not_scored() -> None:
+def test_users_with_fewer_than_five_items_have_none_held_out() -> None:
     counts = [4, 5, 9, 10, 0]
     frame = pl.DataFrame(
         {
@@ -125,13 +125,13 @@ def test_weights_stay_with_their_items() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 10])
-def test_at_least_one_user_must_remain_for_training(count: int) -> None:
+def test_split_without_training_users_is_an_error(count: int) -> None:
     frame = pl.DataFrame({"user_id": range(10), "item_id": [0] * 10})
     with pytest.raises(DropoutError, match="held_out_users: want 1 to 4, so that some of the 10 users"):
         split_users(Interactions.from_frame(frame), count)
 
 
-def test_training_users_without_items_are_refused() -> None:
+def test_training_users_without_items_are_an_error() -> None:
     frame = pl.DataFrame({"user_id": range(3), "item_id": [0] * 3})
     order = np.random.RandomState(98765).permutation(3)
     weights = [0.0 if user == order[0] else 1.0 for user in range(3)]

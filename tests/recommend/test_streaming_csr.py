@@ -1,4 +1,4 @@
-"""Interactions that stream through the disk are the matrix that fits into memory, to the last bit; and so are the errors."""
+"""Interactions streamed through the disk give the same bits, and the same errors, as in memory."""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def frames(draw: st.DrawFn) -> tuple[pl.DataFrame, dict[str, Any], list[int]]:
 
 @given(frames())
 @settings(max_examples=100, deadline=None)
-def test_any_frame_streams_to_what_it_is_in_memory_or_to_the_same_error(
+def test_any_frame_streams_to_the_same_matrix_or_error_as_in_memory(
     drawn: tuple[pl.DataFrame, dict[str, Any], list[int]],
 ) -> None:
     frame, rules, cuts = drawn
@@ -122,19 +122,19 @@ def outcome(make: Callable[..., Interactions], *given: Any, **rules: Any) -> Int
         {"user_id": [], "item_id": []},
     ],
 )
-def test_what_is_wrong_is_told_in_the_same_words(columns: dict[str, list[Any]]) -> None:
+def test_errors_equal_those_in_memory(columns: dict[str, list[Any]]) -> None:
     frame = pl.DataFrame(columns, strict=False)
     said = outcome(Interactions.from_frame, frame)
     assert isinstance(said, str)
     assert outcome(streamed, frame, [1]) == said
 
 
-def test_a_user_with_more_rows_than_a_part_is_a_part_alone() -> None:
+def test_user_with_more_rows_than_a_part_gets_a_part() -> None:
     frame = pl.DataFrame({"user_id": [7] * 40 + [1, 9], "item_id": [*range(20), *range(20), 3, 4]})
     assert_same(streamed(frame, [13, 29]), Interactions.from_frame(frame))
 
 
-def test_columns_of_other_names_are_read_and_others_are_not() -> None:
+def test_columns_of_other_names_are_read() -> None:
     frame = pl.DataFrame({"who": [2, 1], "what": ["a", "b"], "stars": [5, 2], "user_id": [None, None]})
     rules: dict[str, Any] = {"user": "who", "item": "what", "weight": "stars", "at_least": 4}
     assert_same(streamed(frame, **rules), Interactions.from_frame(frame, **rules))
@@ -171,7 +171,7 @@ def written(frame: pl.DataFrame, place: Path, kind: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "csv.gz"])
-def test_a_folder_a_pattern_and_a_list_of_parts_are_the_table(
+def test_folder_pattern_and_list_of_files_are_the_same_table(
     kind: str, frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming_csr, "ROWS_PER_BATCH", 70)
@@ -187,7 +187,7 @@ def test_a_folder_a_pattern_and_a_list_of_parts_are_the_table(
 
 
 @pytest.mark.parametrize(("ids", "kind"), [(["1", "2"], pl.Int64), (["1", "02"], pl.String), (["1", "x"], pl.String)])
-def test_ids_of_text_files_are_whole_numbers_only_if_all_are(ids: list[str], kind: pl.DataType, tmp_path: Path) -> None:
+def test_ids_of_text_files_are_integers_only_if_all_are(ids: list[str], kind: pl.DataType, tmp_path: Path) -> None:
     for number, one in enumerate(ids):  # the one that decides is in another file
         (tmp_path / f"{number}.csv").write_text(f"user_id,item_id\n{one},{one}\n")
     prepare_files(tmp_path, tmp_path / "out")
@@ -196,7 +196,7 @@ def test_ids_of_text_files_are_whole_numbers_only_if_all_are(ids: list[str], kin
     assert data.users.cast(pl.String).to_list() == sorted(ids)
 
 
-def test_files_that_cannot_be_a_table_end_in_one_line(frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_files_that_are_not_tables_are_errors_of_one_line(frame: pl.DataFrame, tmp_path: Path) -> None:
     place = tmp_path / "in"
     place.mkdir()
     (path,) = list(written(frame[:100], place, "parquet"))
@@ -220,7 +220,7 @@ def test_files_that_cannot_be_a_table_end_in_one_line(frame: pl.DataFrame, tmp_p
     assert not (tmp_path / "out" / "own").exists()
 
 
-def test_parts_may_have_further_columns_but_not_ids_of_another_kind(tmp_path: Path) -> None:
+def test_files_may_have_more_columns_but_not_ids_of_another_type(tmp_path: Path) -> None:
     pl.DataFrame({"user_id": [1], "item_id": [1]}).write_parquet(tmp_path / "0.parquet")
     pl.DataFrame({"user_id": [2], "item_id": [1], "city": ["Rome"]}).write_parquet(tmp_path / "1.parquet")
     assert prepare_files(tmp_path, tmp_path / "out")["counts"]["users"] == 2
@@ -229,7 +229,7 @@ def test_parts_may_have_further_columns_but_not_ids_of_another_kind(tmp_path: Pa
         prepare_files(sorted(tmp_path.glob("*.parquet")), tmp_path / "other")
 
 
-def test_a_full_disk_leaves_what_was_there_and_no_parts(
+def test_full_disk_leaves_the_old_data_set_and_no_temporary_files(
     frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame.write_parquet(tmp_path / "events.parquet")
@@ -255,7 +255,7 @@ def test_progress_counts_every_row(frame: pl.DataFrame, tmp_path: Path) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_own_data_splits_by_a_number_told_and_fits_a_recommender(frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_own_data_can_be_split_and_fitted(frame: pl.DataFrame, tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "events.parquet")
     prepare_files(tmp_path / "events.parquet", tmp_path / "out", at_least=2)
     prepared = load_prepared(tmp_path / "out" / "own")
@@ -271,7 +271,7 @@ def test_own_data_splits_by_a_number_told_and_fits_a_recommender(frame: pl.DataF
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_the_generated_rows_are_prepared_to_what_their_counter_says(
+def test_generated_rows_are_prepared_with_the_expected_counts(
     text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming_csr, "ROWS_PER_BATCH", 700)

@@ -1,4 +1,4 @@
-"""Training: what is reproduced, kept, stopped and taken up again."""
+"""Training: reproducible, saved, stopped and resumed."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def without_time(history: History) -> list[dict[str, Any]]:
     return [{k: v for k, v in epoch.items() if "seconds" not in k} for epoch in history.epochs]
 
 
-def test_training_finds_the_groups_nearly_as_well_as_one_who_knows_them(train: csr_array, validation: HeldOut) -> None:
+def test_training_finds_the_groups_nearly_as_well_as_the_truth(train: csr_array, validation: HeldOut) -> None:
     def recall(scores: Any) -> float:
         return evaluate(scores, validation, recall=(6,), ndcg=(6,), device="cpu").mean["recall@6"]
 
@@ -89,9 +89,7 @@ def test_training_finds_the_groups_nearly_as_well_as_one_who_knows_them(train: c
 
 
 @pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "sivae-lbd-tuned", "recvae", "cdae"])
-def test_a_seed_gives_the_same_run_bit_for_bit_and_another_seed_another(
-    name: str, train: csr_array, validation: HeldOut
-) -> None:
+def test_same_seed_gives_the_same_run_bit_for_bit(name: str, train: csr_array, validation: HeldOut) -> None:
     settings = method(name, **SMALL | {"epochs": 2})
     (first, one), (second, two) = (run(settings, train, validation, seed=3) for _ in range(2))
     assert_same(weights(first), weights(second))
@@ -108,7 +106,7 @@ class PullThePlug(Exception):
     ("name", "stop"),
     [("vae-drop", PullThePlug), ("sivae-lbd-tuned", KeyboardInterrupt), ("recvae", KeyboardInterrupt)],
 )
-def test_an_interrupted_run_that_is_taken_up_again_equals_one_that_never_stopped(
+def test_resumed_run_equals_an_uninterrupted_one(
     name: str, stop: type[BaseException], train: csr_array, validation: HeldOut, tmp_path: Path, monkeypatch: Any
 ) -> None:
     settings = method(name, **SMALL, final_lr=0.1)
@@ -137,7 +135,7 @@ def test_an_interrupted_run_that_is_taken_up_again_equals_one_that_never_stopped
     assert_same(weights(again), weights(whole))
 
 
-def test_more_epochs_go_on_from_a_finished_run(train: csr_array, tmp_path: Path) -> None:
+def test_more_epochs_continue_a_finished_run(train: csr_array, tmp_path: Path) -> None:
     short, long = (method("vae-drop", **SMALL | {"epochs": n}) for n in (2, 4))
     run(short, train, None, checkpoints=tmp_path)
     longer, history = run(long, train, None, checkpoints=tmp_path)
@@ -145,7 +143,7 @@ def test_more_epochs_go_on_from_a_finished_run(train: csr_array, tmp_path: Path)
     assert_same(weights(longer), weights(run(long, train, None)[0]))
 
 
-def test_a_folder_holds_one_state_and_nothing_pickled(train: csr_array, validation: HeldOut, tmp_path: Path) -> None:
+def test_checkpoint_folder_holds_one_state_and_no_pickle(train: csr_array, validation: HeldOut, tmp_path: Path) -> None:
     (tmp_path / "epoch-00001.part").mkdir()  # left by a power cut
     _, history = run(method("vae-drop", **SMALL), train, validation, checkpoints=tmp_path, checkpoint_every=2)
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
@@ -155,7 +153,7 @@ def test_a_folder_holds_one_state_and_nothing_pickled(train: csr_array, validati
     assert json.loads((tmp_path / "epoch-00004/record.json").read_text())["epochs"] == history.epochs
 
 
-def test_a_folder_of_another_run_is_refused(train: csr_array, tmp_path: Path) -> None:
+def test_checkpoint_folder_of_another_run_is_an_error(train: csr_array, tmp_path: Path) -> None:
     settings = method("vae-drop", **SMALL | {"epochs": 1})
     run(settings, train, None, checkpoints=tmp_path)
     with pytest.raises(DropoutError, match="holds another run: seed was 0 and is now 1; choose another folder"):
@@ -172,7 +170,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     monkeypatch.setattr(module, "_validate", lambda *_: ({"ndcg@100": next(given)}, 0.0))
 
 
-def test_the_best_epochs_weights_are_put_back(train: csr_array, validation: HeldOut, monkeypatch: Any) -> None:
+def test_weights_of_the_best_epoch_are_restored(train: csr_array, validation: HeldOut, monkeypatch: Any) -> None:
     settings = method("vae-drop", **SMALL | {"epochs": 5, "beta_cap": 1.0})
     scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.1])
     model, history = run(settings, train, validation)
@@ -182,9 +180,7 @@ def test_the_best_epochs_weights_are_put_back(train: csr_array, validation: Held
     assert_same(weights(model), weights(run(replace(settings, epochs=2), train, None)[0]))
 
 
-def test_patience_stops_after_so_many_validations_without_a_better_one(
-    train: csr_array, validation: HeldOut, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_stops_training(train: csr_array, validation: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = method("vae-drop", **SMALL | {"epochs": 20})
     scripted(monkeypatch, [0.1, 0.3, 0.2, 0.25, 0.4, 0.1, 0.1, 0.1, 9.9])
     _, history = run(settings, train, validation, patience=3)
@@ -229,7 +225,7 @@ def test_learning_rates_fall_along_a_cosine(on_the_device: bool, train: csr_arra
     assert replace(settings, epochs=1).lr_share(1) == 1.0
 
 
-def test_encoder_and_decoder_learn_in_turn(train: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_and_decoder_train_in_turn(train: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     model = new(method("recvae", **SMALL | {"epochs": 1}))
     changed: list[tuple[bool, ...]] = []
     passes = loop.Loop._pass
@@ -255,7 +251,7 @@ def test_encoder_and_decoder_learn_in_turn(train: csr_array, monkeypatch: pytest
     assert all(p.requires_grad for p in model.encoder.parameters())
 
 
-def test_a_settled_rate_stays_and_users_have_no_offsets(train: csr_array, validation: HeldOut) -> None:
+def test_frozen_rate_stays_and_users_have_no_offsets(train: csr_array, validation: HeldOut) -> None:
     settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 4, "rate_lr": 0.1, "settle": 0.5})
     scales, offsets = [], VAE._offsets
 
@@ -322,7 +318,7 @@ class LooksBack(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "sivae-lbd-tuned", "recvae", "vae-vamp-drop", "dae"])
-def test_no_step_looks_back_at_the_host(name: str, train: csr_array, validation: HeldOut) -> None:
+def test_steps_do_not_wait_for_the_device(name: str, train: csr_array, validation: HeldOut) -> None:
     settings = method(name, **SMALL)
     model = new(settings)
     steps = loop.Loop(
@@ -336,14 +332,14 @@ def test_no_step_looks_back_at_the_host(name: str, train: csr_array, validation:
     assert steps.step == 5
 
 
-def test_a_user_vector_each_reaches_training(train: csr_array) -> None:
+def test_user_vectors_are_trained(train: csr_array) -> None:
     model = new(method("cdae", **SMALL | {"epochs": 1}))
     run(model.settings, train, None, model=model)
     assert model.encoder.user is not None
     assert model.encoder.user.abs().sum(1).gt(0).all()
 
 
-def test_wrong_input_is_named_before_anything_is_trained(train: csr_array, validation: HeldOut) -> None:
+def test_wrong_input_is_an_error_before_training(train: csr_array, validation: HeldOut) -> None:
     settings = method("vae-drop", **SMALL)
     narrow = validation._replace(fold_in=validation.fold_in[:, :7], held_out=validation.held_out[:, :7])
     for data, words in [
@@ -359,7 +355,7 @@ def test_wrong_input_is_named_before_anything_is_trained(train: csr_array, valid
         run(settings, train, None, validate_every=0)
 
 
-def test_a_loss_that_is_not_a_number_stops_with_advice(train: csr_array) -> None:
+def test_nan_loss_stops_training_with_advice(train: csr_array) -> None:
     model = new(method("vae-drop", **SMALL))
     with torch.no_grad():
         model.decoder.out.bias[0] = math.nan
@@ -369,7 +365,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice(train: csr_array) -> None
         run(model.settings, train, None, model=model)
 
 
-def test_ctrl_c_without_a_folder_says_how_to_keep_the_work(train: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_without_a_folder_says_how_to_save_states(train: csr_array, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 

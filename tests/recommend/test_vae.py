@@ -1,4 +1,4 @@
-"""One step of every method: a single backward for weights and rates, finite, without asking the device."""
+"""One step of every method: a single backward pass for weights and rates, finite, without waiting for the device."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_groups_hold_every_trained_parameter_once(name) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_step_never_asks_the_device(name, monkeypatch) -> None:
+def test_step_never_waits_for_the_device(name, monkeypatch) -> None:
     model, batch = small(name), random_batch()
     beta = torch.tensor(BETA)
 
@@ -73,7 +73,7 @@ def test_a_step_never_asks_the_device(name, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "sivae-concrete", "sivae-gaussian", "sivae-lbd-tuned"])
-def test_users_without_items_and_rows_that_lose_all_stay_finite(name) -> None:
+def test_empty_rows_and_fully_masked_rows_stay_finite(name) -> None:
     model = small(name, rate=0.9)
     batch = batch_of([[0] * ITEMS, [1, 0, 0, 0, 0, 0], [0] * ITEMS] * 20)
     losses = model.losses(batch, BETA)
@@ -86,7 +86,7 @@ def test_users_without_items_and_rows_that_lose_all_stay_finite(name) -> None:
     assert bool(torch.isfinite(model.losses(empty, BETA).total))
 
 
-def test_the_same_generator_gives_the_same_step() -> None:
+def test_same_generator_gives_the_same_step() -> None:
     model, batch = small("sivae-lbd"), random_batch()
     one, two, other = (model.losses(batch, BETA, torch.Generator().manual_seed(seed)).total for seed in (3, 3, 4))
     assert torch.equal(one, two)
@@ -128,7 +128,7 @@ def test_squared_weights_are_part_of_the_dae_loss() -> None:
     torch.testing.assert_close(losses.total, losses.nll + 0.3 * norms)
 
 
-def test_halves_train_by_turns() -> None:
+def test_train_only_freezes_the_other_half() -> None:
     model, batch = small("recvae"), random_batch()
     for part, learns, rests in (("encoder", model.encoder, model.decoder), ("decoder", model.decoder, model.encoder)):
         model.zero_grad(set_to_none=True)
@@ -165,7 +165,7 @@ def test_concrete_gradient_is_the_slope_along_the_same_uniforms() -> None:
     assert bool((gradient != 0).all())
 
 
-def test_one_gaussian_rate_learns_too() -> None:
+def test_single_gaussian_rate_learns() -> None:
     model, batch = perturbed(small("sivae-gaussian", per="model", rate=0.3)), random_batch()
     model.masks.logit.data.fill_(1.0)
     (gradient,) = torch.autograd.grad(model.losses(batch, BETA).total, model.masks.logit)
@@ -173,7 +173,7 @@ def test_one_gaussian_rate_learns_too() -> None:
     assert float(gradient.abs()) > 0
 
 
-def test_training_reaches_each_users_own_vector() -> None:
+def test_training_reaches_the_vector_of_each_user() -> None:
     model, batch = small("cdae"), random_batch()
     model.losses(batch, 0.0).total.backward()
     gradient = model.encoder.user.grad
@@ -181,7 +181,7 @@ def test_training_reaches_each_users_own_vector() -> None:
     assert len(gradient.unique(dim=0)) == 12  # the mean vector would give all users the same
 
 
-def test_known_users_have_vectors_others_the_mean() -> None:
+def test_known_users_use_their_vectors_and_others_the_mean() -> None:
     model, batch = small("cdae"), random_batch()
     with torch.no_grad():
         model.encoder.user.normal_()

@@ -1,4 +1,4 @@
-"""The bound is the one written out again, and the estimators' gradients are those of enumeration over all masks."""
+"""The bound against a reference, and the estimators' gradients against enumeration over all masks."""
 
 import itertools
 import math
@@ -57,7 +57,7 @@ def exact_gradient(model: VAE, noise: Tensor) -> Tensor:
 @pytest.mark.parametrize("extra_masks", [0, 2])
 @pytest.mark.parametrize("per", ["item", "model"])
 @pytest.mark.parametrize("estimator", ["arm", "disarm"])
-def test_rates_gradient_is_that_of_enumeration(estimator, per, extra_masks, normalise, monkeypatch) -> None:
+def test_gradient_of_rates_agrees_with_enumeration(estimator, per, extra_masks, normalise, monkeypatch) -> None:
     model = perturbed(small("sivae-lbd", per=per, extra_masks=extra_masks, estimator=estimator, normalise=normalise))
     noise = torch.randn(2, LATENT)
     exact = exact_gradient(model, noise)
@@ -76,7 +76,7 @@ def test_rates_gradient_is_that_of_enumeration(estimator, per, extra_masks, norm
     assert bool((exact.abs().max() > 5 * error.max()).all())  # the gradient is not lost in the noise
 
 
-def test_both_passes_train_the_weights_and_the_rates_stay_right(monkeypatch) -> None:
+def test_gradient_of_rates_stays_right_when_both_passes_train_the_weights(monkeypatch) -> None:
     model = perturbed(small("sivae-lbd", both=True))
     noise = torch.randn(2, LATENT)
     exact = exact_gradient(model, noise)
@@ -112,7 +112,7 @@ def test_mixture_over_many_masks_approaches_the_enumerated_density() -> None:
     assert float(kl.max() - kl.min()) > 0.5  # so that the fit says something
 
 
-def test_bound_of_one_mask_is_the_reference() -> None:
+def test_bound_of_one_mask_agrees_with_the_reference() -> None:
     model = perturbed(small("vae-drop", dropout="none"))
     batch = batch_of(TWO_USERS)
     noise = torch.randn(2, LATENT)
@@ -128,7 +128,7 @@ def test_bound_of_one_mask_is_the_reference() -> None:
     torch.testing.assert_close(losses.total, nll + BETA * kl)
 
 
-def test_without_dropping_the_semi_implicit_bound_is_the_single_sample_one() -> None:
+def test_semi_implicit_bound_without_drops_equals_the_single_sample_bound() -> None:
     # The rate is so small that no mask drops anything: every extra mask gives the same Gaussian.
     model, plain = small("sivae-lbd", rate=1e-12), small("vae")
     plain.load_state_dict(model.state_dict(), strict=False)

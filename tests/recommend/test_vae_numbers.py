@@ -1,4 +1,4 @@
-"""The recommender's numbers: rates stay in their range, bfloat16 does not overflow, a seed decides every bit."""
+"""Rates stay in their range, bfloat16 does not overflow, and a seed decides every bit."""
 
 import jaxtyping
 import pytest

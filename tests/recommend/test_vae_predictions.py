@@ -1,4 +1,4 @@
-"""Predictions are probabilities averaged over masks, repeatable without them, and of a user's group once trained."""
+"""Predictions are probabilities averaged over masks, repeatable without masks, and of a user's group after training."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def test_keep_rates_start_at_the_rate() -> None:
     assert float(small("vae").keep) == 1.0
 
 
-def test_it_learns_to_recommend_within_groups() -> None:
+def test_model_learns_to_recommend_within_groups() -> None:
     torch.set_default_dtype(torch.float32)
     taste = torch.arange(200) % 2
     likes = torch.rand(200, 20, generator=torch.Generator().manual_seed(0)) < 0.6

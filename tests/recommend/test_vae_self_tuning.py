@@ -1,4 +1,4 @@
-"""Self-tuning: the held-out loss moves the rates alone, through responses that predictions never see."""
+"""Self-tuning: the held-out loss moves only the rates, through responses that predictions do not use."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_held_out_gradient_is_the_slope_along_the_offset() -> None:
     torch.testing.assert_close(gradient, (at(1e-6) - at(-1e-6)) / 2e-6, rtol=1e-5, atol=1e-8)
 
 
-def test_without_a_response_rates_have_no_gradient_and_predictions_never_see_one() -> None:
+def test_rates_without_a_response_have_no_gradient() -> None:
     model, batch = small("sivae-lbd-tuned"), random_batch()
     model.held_out_loss(batch, batch).backward()
     assert float(model.masks.logit.grad) == 0.0
@@ -61,7 +61,7 @@ def test_every_layer_responds() -> None:
     assert all(bool((p.grad != 0).any()) for p in responses)
 
 
-def test_masks_are_drawn_at_each_users_own_rate() -> None:
+def test_masks_are_drawn_at_the_rate_of_each_user() -> None:
     model, batch = small("sivae-lbd-tuned", rate=0.5), batch_of([[1] * ITEMS] * 2)
     offsets = torch.tensor([[-1.0], [2.0]])
     logits = model.masks.logits(batch, offsets)

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, and calls that a model cannot answer, say so; beta rises to its cap."""
+"""Contradicting settings and wrong calls are errors; beta rises to its cap."""
 
 import math
 from dataclasses import replace
@@ -46,12 +46,12 @@ from lbdrop.recommend.vae import VAE
         ({"both": 1}, "both: want True or False, got 1"),
     ],
 )
-def test_settings_that_contradict_each_other_say_so(changes, message) -> None:
+def test_contradicting_settings_are_errors(changes, message) -> None:
     with pytest.raises(DropoutError, match=message):
         Settings(**changes)
 
 
-def test_wrong_calls_say_what_to_do() -> None:
+def test_wrong_calls_are_errors_with_the_next_step() -> None:
     with pytest.raises(DropoutError, match="number of training users"):
         VAE(ITEMS, METHODS["cdae"])
     with pytest.raises(DropoutError, match="want rule='self-tuning'"):

@@ -1,4 +1,4 @@
-"""The command of the service says what to install; that it runs as on the pages is in ``test_commands_in_docs.py``."""
+"""The command of the service says what to install; ``test_commands_in_docs.py`` runs it as in the docs."""
 
 import contextlib
 import subprocess

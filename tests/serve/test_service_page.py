@@ -1,4 +1,4 @@
-"""The page in a real browser: from typing to result, by keyboard, dark, on a phone, and with titles that mean harm."""
+"""The page in a real browser: typing, keyboard, dark mode, a phone, and titles with markup."""
 
 import shutil
 import socket
@@ -98,7 +98,7 @@ def add(page: Page, words: str) -> str:
     return title
 
 
-def test_from_typing_titles_to_recommendations_with_uncertainty_and_reasons(
+def test_typed_titles_lead_to_recommendations_with_uncertainty_and_reasons(
     opened: Callable[..., Page], fitted: Recommender, named: dict[str, str]
 ) -> None:
     page = opened()
@@ -124,7 +124,7 @@ def test_from_typing_titles_to_recommendations_with_uncertainty_and_reasons(
     assert any(card.locator(".reasons b").count() for card in cards.all())
 
 
-def test_titles_are_taken_away_added_from_the_answers_and_chosen_with_a_click(opened: Callable[..., Page]) -> None:
+def test_titles_can_be_removed_added_from_results_and_chosen_with_a_click(opened: Callable[..., Page]) -> None:
     page = opened()
     page.locator("#popular button").first.click()
     expect(page.locator("#results > li")).to_have_count(10)
@@ -150,7 +150,7 @@ def test_enter_right_after_typing_takes_the_first_match(opened: Callable[..., Pa
     expect(page.locator("#liked li")).to_have_text(["Birch telescope×"])
 
 
-def test_enter_does_not_take_the_first_match_of_what_was_typed_before(opened: Callable[..., Page]) -> None:
+def test_enter_does_not_take_a_match_of_an_earlier_text(opened: Callable[..., Page]) -> None:
     page = opened()
     page.keyboard.insert_text("birch")
     before = page.get_by_role("option").first
@@ -165,7 +165,7 @@ def test_enter_does_not_take_the_first_match_of_what_was_typed_before(opened: Ca
     expect(page.locator("#liked li")).to_have_text(["Birch telescope×"])
 
 
-def test_an_unknown_title_is_said_to_be_unknown_and_escape_closes_the_list(opened: Callable[..., Page]) -> None:
+def test_unknown_title_gets_a_message_and_escape_closes_the_list(opened: Callable[..., Page]) -> None:
     page = opened()
     page.keyboard.type("zeppelin")
     expect(page.get_by_role("status")).to_have_text("No title has “zeppelin”. Try fewer letters, or another word.")
@@ -179,7 +179,7 @@ def test_an_unknown_title_is_said_to_be_unknown_and_escape_closes_the_list(opene
     expect(page.get_by_role("combobox")).to_have_attribute("aria-expanded", "false")
 
 
-def test_a_title_with_markup_is_shown_as_text(opened: Callable[..., Page]) -> None:
+def test_title_with_markup_is_shown_as_text(opened: Callable[..., Page]) -> None:
     page = opened()
     page.keyboard.type("script")
     expect(page.get_by_role("option")).to_have_count(1)
@@ -202,7 +202,7 @@ def test_colours_follow_the_readers_setting(opened: Callable[..., Page], scheme:
     assert min(abs(ink - paper), abs(text - field)) > 400  # of 765: readable
 
 
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(opened: Callable[..., Page]) -> None:
+def test_phone_shows_the_page_without_horizontal_scrolling(opened: Callable[..., Page]) -> None:
     page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     add(page, "script")
     add(page, "birch")
@@ -217,7 +217,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(opened: Callable[...
     assert track["width"] > 200
 
 
-def test_the_page_forbids_what_it_does_not_need(client: Any) -> None:
+def test_page_has_a_strict_content_security_policy(client: Any) -> None:
     for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
         response = client.get(path)
         assert response.headers["Content-Type"].startswith(kind)
@@ -229,7 +229,7 @@ def test_the_page_forbids_what_it_does_not_need(client: Any) -> None:
         assert "https://" not in response.text
 
 
-def test_a_service_that_is_gone_is_noticed(browser: Browser, fitted: Recommender) -> None:
+def test_page_notices_a_stopped_service(browser: Browser, fitted: Recommender) -> None:
     running = Served(create_app(fitted))
     page = browser.new_page()
     page.goto(running.url)
