@@ -1,6 +1,7 @@
 """Find functional dropout, which no replaced module can reach: in the source, and while a model runs."""
 
 import ast
+import functools
 import inspect
 import textwrap
 import warnings
@@ -36,18 +37,19 @@ def functional_sites(model: nn.Module) -> list[str]:
     return sites
 
 
-def _calls(cls: type) -> list[str]:
+@functools.cache  # to find a class in its file takes long, and a deep model has many modules of one class
+def _calls(cls: type) -> tuple[str, ...]:
     try:
         lines, first = inspect.getsourcelines(cls)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):  # no source: the watch finds it when the model runs
-        return []
+        return ()
     names = getattr(inspect.getmodule(cls), "__dict__", {})
-    return [
+    return tuple(
         f"{cls.__name__}, line {first + node.lineno - 1}: {ast.unparse(node.func)}"
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _drops(node, _resolve(node.func, names))
-    ]
+    )
 
 
 def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:

@@ -99,7 +99,7 @@ def trainer(folder: Path, callback: Any, package: Any = L, **settings: Any) -> A
 
 
 @pytest.mark.parametrize(("package", "module"), [(L, Module), (pytorch_lightning, OlderModule)])
-def test_a_module_learns_its_rates_and_its_task(package: Any, module: Any, tmp_path: Path) -> None:
+def test_module_learns_its_rates_and_its_task(package: Any, module: Any, tmp_path: Path) -> None:
     module, callback = module().prepare(), LearnedRates(rate_lr=3e-2)
     fitted = trainer(tmp_path, callback, package, max_epochs=8)
     fitted.fit(module, loader(), loader(120, 150))
@@ -116,15 +116,15 @@ def test_a_module_learns_its_rates_and_its_task(package: Any, module: Any, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["losses", "dict"])
-def test_what_is_logged_is_the_mean_over_the_masks(kind: str, tmp_path: Path) -> None:
+def test_logged_values_are_means_over_the_masks(kind: str, tmp_path: Path) -> None:
     module = Module().prepare(kind)
-    callback = LearnedRates(rule=lambda model: lbdrop.Bound(model, examples=360, weight=0.0))
+    callback = LearnedRates(rule=lambda model: lbdrop.Bound(model, examples=120, weight=0.0))
     fitted = trainer(tmp_path, callback, max_epochs=1)
-    fitted.fit(module, loader())
+    fitted.fit(module, small_loader())
     assert float(fitted.callback_metrics["train_loss"]) == pytest.approx(float(module.seen[-1]), rel=1e-5)
 
 
-def test_what_a_look_at_held_out_data_logs_is_left_out() -> None:
+def test_values_logged_in_eval_mode_are_left_out() -> None:
     class Logs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -142,19 +142,19 @@ def test_what_a_look_at_held_out_data_logs_is_left_out() -> None:
     assert module.logged == [("train_loss", 1.0)]
 
 
-def test_a_mean_loss_is_refused_with_its_repair(tmp_path: Path) -> None:
+def test_mean_loss_is_refused_with_its_repair(tmp_path: Path) -> None:
     module = Module().prepare("mean")
     with pytest.raises(lbdrop.DropoutError, match="want one loss per example.*use reduction='none'"):
-        trainer(tmp_path, LearnedRates()).fit(module, loader())
+        trainer(tmp_path, LearnedRates()).fit(module, small_loader())
     assert "training_step" not in vars(module)
     assert "log" not in vars(module)
 
 
-def test_a_run_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+def test_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
     def run(epochs: int, path: str | None) -> Any:
         fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2), max_epochs=epochs)
         module = Module().prepare(schedule="none")
-        fitted.fit(module, loader(), ckpt_path=path)
+        fitted.fit(module, small_loader(), ckpt_path=path)
         return fitted, module
 
     whole = run(3, None)[1]
@@ -168,7 +168,7 @@ def test_a_run_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path: Pat
 def test_rates_step_once_for_each_step_of_the_optimiser(tmp_path: Path) -> None:
     callback = LearnedRates()
     fitted = trainer(tmp_path, callback, max_epochs=1, accumulate_grad_batches=2)
-    fitted.fit(Module().prepare(), loader())
+    fitted.fit(Module().prepare(), small_loader())
     assert callback.optimizer is not None
     (state,) = callback.optimizer.state.values()
     assert int(state["step"]) == fitted.global_step == 5  # of 10 batches
@@ -177,14 +177,14 @@ def test_rates_step_once_for_each_step_of_the_optimiser(tmp_path: Path) -> None:
 def test_clipping_and_decay_of_weights_leave_rates_alone(tmp_path: Path) -> None:
     module = Module().prepare()
     fitted = trainer(tmp_path, LearnedRates(rate_lr=3e-2), gradient_clip_val=1e-9)
-    fitted.fit(module, loader())
+    fitted.fit(module, small_loader())
     (optimizer,) = fitted.optimizers
     assert not any(p is module.net.drop.logit for group in optimizer.param_groups for p in group["params"])
     assert abs(module.net.drop.p - 0.3) > 0.02
 
 
 @pytest.mark.parametrize(("schedule", "at_most"), [("none", 1.0), ("linear", 0.1), ("one cycle", 0.1)])
-def test_the_learning_rate_of_rates_falls_with_a_schedule_and_never_exceeds_its_own(
+def test_learning_rate_of_rates_falls_with_a_schedule_and_never_exceeds_its_own(
     schedule: str, at_most: float, tmp_path: Path
 ) -> None:
     callback, rates = LearnedRates(rate_lr=2e-2), []
@@ -196,7 +196,7 @@ def test_the_learning_rate_of_rates_falls_with_a_schedule_and_never_exceeds_its_
 
     fitted = trainer(tmp_path, callback)
     fitted.callbacks.append(Watch())
-    fitted.fit(Module().prepare(schedule=schedule), loader())
+    fitted.fit(Module().prepare(schedule=schedule), small_loader())
     assert max(rates) == pytest.approx(2e-2)
     assert rates[-1] <= at_most * 2e-2 + 1e-9
 
@@ -204,7 +204,7 @@ def test_the_learning_rate_of_rates_falls_with_a_schedule_and_never_exceeds_its_
 def test_rates_stay_in_full_precision(tmp_path: Path) -> None:
     for precision in ("bf16-mixed", "bf16-true"):
         module = Module().prepare()
-        trainer(tmp_path, LearnedRates(rate_lr=3e-2), precision=precision).fit(module, loader())
+        trainer(tmp_path, LearnedRates(rate_lr=3e-2), precision=precision).fit(module, small_loader())
         assert module.net.drop.logit.dtype == torch.float32
         assert abs(module.net.drop.p - 0.3) > 0.02
 
@@ -213,7 +213,7 @@ def test_rates_and_their_histograms_are_in_tensorboard(tmp_path: Path) -> None:
     module = Module().prepare()
     lbdrop.convert(module, per="unit", example=texts.which_module(0, 2)["input_ids"], verbose=False)
     logger = L.pytorch.loggers.TensorBoardLogger(tmp_path)
-    trainer(tmp_path, LearnedRates(), logger=logger, max_epochs=1).fit(module, loader())
+    trainer(tmp_path, LearnedRates(), logger=logger, max_epochs=1).fit(module, small_loader())
     events = EventAccumulator(logger.log_dir).Reload()
     curve = events.Scalars("rates/net.drop")
     assert curve[-1].value == pytest.approx(module.net.drop.p, abs=1e-6)
@@ -265,32 +265,30 @@ def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(
         ({"max_epochs": -1, "max_steps": 5}, 5),
     ],
 )
-def test_the_rule_is_told_how_often_training_step_is_called(
-    settings: dict[str, int], calls: int, tmp_path: Path
-) -> None:
-    module, callback = Module().prepare(), LearnedRates(held_out=loader(120, 150))
-    trainer(tmp_path, callback, **settings).fit(module, loader())
+def test_rule_counts_the_calls_of_training_step(settings: dict[str, int], calls: int, tmp_path: Path) -> None:
+    module, callback = Module().prepare(), LearnedRates(held_out=small_loader(120, 130))
+    trainer(tmp_path, callback, **settings).fit(module, small_loader())
     assert callback.objective is not None
     rule = callback.objective.rule
     assert isinstance(rule, lbdrop.Balanced)
     assert len(module.seen) == calls
-    assert rule.settles == math.ceil(0.4 * calls)
+    assert rule.frozen_after == math.ceil(0.4 * calls)
 
 
-def test_held_out_data_and_a_run_without_an_end_are_refused_with_the_next_step(tmp_path: Path) -> None:
-    callback = LearnedRates(held_out=loader(120, 150))
+def test_held_out_data_in_a_run_without_an_end_are_refused_with_the_next_step(tmp_path: Path) -> None:
+    callback = LearnedRates(held_out=small_loader(120, 130))
     with pytest.raises(lbdrop.DropoutError, match=r"want a run of known length.*Trainer\(max_steps=\.\.\.\)"):
-        trainer(tmp_path, callback, max_epochs=-1).fit(Module().prepare(), loader())
+        trainer(tmp_path, callback, max_epochs=-1).fit(Module().prepare(), small_loader())
 
 
-def test_a_module_that_steps_its_optimisers_itself_is_refused(tmp_path: Path) -> None:
+def test_module_that_steps_its_optimisers_itself_is_refused(tmp_path: Path) -> None:
     module = Module().prepare()
     module.automatic_optimization = False
     with pytest.raises(lbdrop.DropoutError, match="want automatic optimisation.*lbdrop.Objective"):
-        trainer(tmp_path, LearnedRates()).fit(module, loader())
+        trainer(tmp_path, LearnedRates()).fit(module, small_loader())
 
 
-def test_a_training_set_of_unknown_size_is_asked_for(tmp_path: Path) -> None:
+def test_training_set_of_unknown_size_is_refused_without_examples(tmp_path: Path) -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             yield from texts.rows(texts.which_module(0, 12))
@@ -308,4 +306,4 @@ def test_dropout_that_cannot_be_reached_is_named_before_training(tmp_path: Path)
             return F.dropout(self.net(batch["input_ids"]), 0.5).sum(1)
 
     with pytest.raises(lbdrop.DropoutError, match=r"cannot be reached.*Hidden, line \d+: F.dropout"):
-        trainer(tmp_path, LearnedRates()).fit(Hidden().prepare(), loader())
+        trainer(tmp_path, LearnedRates()).fit(Hidden().prepare(), small_loader())
