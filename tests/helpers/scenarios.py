@@ -59,68 +59,61 @@ class Residual(nn.Module):
 
 
 class Normed(nn.Module):
-    """BatchNorm behind the mask: in training mode every example's loss depends on every example's mask."""
+    """A norm between two dropouts, through which each of two examples depends on the masks of the other: 8 masks a pair."""
 
-    def __init__(self, per: str, scale: Scale):
-        super().__init__()
-        (self.drop1,) = make_dropouts((3,), (0.4,), per, scale)
-        self.fc1, self.norm, self.fc2 = nn.Linear(3, 3), nn.BatchNorm1d(4, eps=0.5), nn.Linear(4, 1)
-        self.widen = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.drop1(torch.tanh(self.fc1(x)))
-        return self.fc2(torch.tanh(self.norm(self.widen(x)))).squeeze(-1)
-
-
-class NormedTwice(nn.Module):
-    """Two dropouts with a BatchNorm between them: 8 masks for a batch of two."""
-
-    def __init__(self, per: str, scale: Scale):
+    def __init__(self, per: str, scale: Scale, norm: nn.Module | None = None):
         super().__init__()
         self.drop1, self.drop2 = make_dropouts((2, 2), (0.4, 0.3), per, scale)
         self.fc1, self.fc2, self.fc3 = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1)
-        self.norm = nn.BatchNorm1d(2, eps=0.5)
+        self.norm = norm or PairNorm()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop1(torch.tanh(self.fc1(x)))
         return self.fc3(self.drop2(torch.tanh(self.norm(self.fc2(x))))).squeeze(-1)
 
 
+class PairNorm(nn.Module):
+    """To each pair of examples what ``nn.BatchNorm1d`` is to a batch of two."""
+
+    eps = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.reshape(-1, 2, x.shape[-1])
+        centred = pairs - pairs.mean(1, keepdim=True)
+        return (centred * (centred.square().mean(1, keepdim=True) + self.eps).rsqrt()).view_as(x)
+
+
 def squared(x: Tensor, target: float = 1.5) -> Losses:
-    return lambda model: (model(x) * 3 - target).pow(2)
+    """One loss for each row of ``x``; where a row holds several examples, their mean."""
+    return lambda model: (model(x) * 3 - target).pow(2).view(len(x), -1).mean(1)
 
 
 def logits_of(model: nn.Module) -> list[Tensor]:
     return list({id(layer.logit): layer.logit for layer in learned_layers(model).values()}.values())
 
 
+def flat_gradient(loss: Tensor, model: nn.Module) -> Tensor:
+    """The gradient of all logits in one vector."""
+    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, logits_of(model))])
+
+
 def exact_gradient(model: nn.Module, x: Tensor, units: dict[str, int]) -> Tensor:
-    """d/dα E_z of the mean loss, by all masks of one example, or of the whole batch where examples are coupled."""
-    coupled = any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
-    examples = len(x) if coupled else 1
-    layers = learned_layers(model)
-    sizes = [examples * count for count in units.values()]
-    expected = torch.zeros((), dtype=x.dtype)
+    """d/dα E_z of the mean loss, by all masks of one row of ``x``."""
+    layers, row = learned_layers(model), x.shape[1:-1]
+    sizes = [row.numel() * count for count in units.values()]
     patterns = torch.tensor(list(itertools.product([0.0, 1.0], repeat=sum(sizes))), dtype=x.dtype)
-    if coupled:
-        for pattern in patterns:
-            parts = [p.view(examples, -1) for p in pattern.split(sizes)]
-            chance = _chance(layers, dict(zip(units, parts, strict=True)))
-            with masks.fixed(model, dict(zip(units, parts, strict=True))):
-                expected = expected + chance.sum(0).exp() * squared(x)(model).mean()
-    else:
-        given = dict(zip(units, patterns.split(sizes, 1), strict=True))
-        chance = _chance(layers, given).exp()
-        for example in x:
-            with masks.fixed(model, given):
-                expected = expected + (chance * squared(example.expand(len(patterns), -1))(model)).sum() / len(x)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(expected, logits_of(model))])
+    parts = zip(units.items(), patterns.split(sizes, 1), strict=True)
+    given = {name: part.view(len(patterns), *row, count) for (name, count), part in parts}
+    chance = torch.stack([_log_chance(layers[name].logit, z) for name, z in given.items()]).sum(0).exp()
+    expected = torch.zeros((), dtype=x.dtype)
+    for example in x:
+        with masks.fixed(model, given):
+            expected = expected + (chance * squared(example.expand(len(patterns), *example.shape))(model)).sum() / len(
+                x
+            )
+    return flat_gradient(expected, model)
 
 
-def _chance(layers: dict[str, LearnableDropout], given: dict[str, Tensor]) -> Tensor:
+def _log_chance(logit: Tensor, z: Tensor) -> Tensor:
     """Log-probability of each row of masks."""
-    logs = [
-        (z * F.logsigmoid(layers[name].logit) + (1 - z) * F.logsigmoid(-layers[name].logit)).sum(1)
-        for name, z in given.items()
-    ]
-    return torch.stack(logs).sum(0)
+    return (z * F.logsigmoid(logit) + (1 - z) * F.logsigmoid(-logit)).flatten(1).sum(1)
