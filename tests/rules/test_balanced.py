@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.least_squares_with_dropout import linear, over_fitted, squares
-from helpers.small_self_tuned import crossed, small
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -209,13 +209,13 @@ def test_every_rate_has_its_turn() -> None:
 
 
 def test_calls_without_gradients_are_no_steps() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     rule = Balanced(model, [(x, y)], steps=100)
     objective = Objective(model, rule)
     for _ in range(4):
-        objective(crossed, x, y).backward()
+        objective(cross_entropies, x, y).backward()
         with torch.no_grad():
-            objective(crossed, x, y)
+            objective(cross_entropies, x, y)
     assert rule.step == 4
 
 
@@ -225,7 +225,7 @@ def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
     rule = Balanced(model, [(100 + x, y)], steps=100, every=1)
     model[3].eval()
-    Objective(model, rule)(crossed, x, y).backward()
+    Objective(model, rule)(cross_entropies, x, y).backward()
     assert rule.measurements.count == 1
     assert int(model[1].num_batches_tracked) == 1
     assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
@@ -233,7 +233,7 @@ def test_a_look_leaves_modes_and_running_statistics_as_they_were() -> None:
 
 
 def test_a_short_run_looks_oftener() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     for steps, every in ((10, 1), (300, 3), (10_000, 8)):
         assert Balanced(model, [(x, y)], steps=steps).every == every
     assert Balanced(model, [(x, y)], steps=10, every=5).every == 5
@@ -243,13 +243,13 @@ def test_the_rates_that_a_model_comes_with_do_not_matter() -> None:
     ends = []
     for rate in (0.05, 0.7):
         torch.manual_seed(0)
-        model, x, y = small(rate)
+        model, x, y = small_classifier(rate)
         objective = Objective(model, held_out=[(x, 2 - y)], steps=100)
         assert isinstance(objective.rule, Balanced)
         optimizer = torch.optim.Adam(parameter_groups(model, lr=0.05))
         for _ in range(60):
             optimizer.zero_grad()
-            objective(crossed, x, y).backward()
+            objective(cross_entropies, x, y).backward()
             optimizer.step()
         ends.append([model[0].p, model[3].p])
     assert ends[0] == ends[1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.least_squares_with_dropout import over_fitted, squares
-from helpers.small_self_tuned import crossed, small
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -19,10 +19,10 @@ from lbdrop.rules.balanced import CONSTANTS as C
 
 def frozen(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
     """A rule whose rates are frozen after one step, with held-out examples that can be told from the others."""
-    model, x, y = small()
+    model, x, y = small_classifier()
     held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
     objective = Objective(model, Balanced(model, held, steps=100, share=0.01, start=0.2, **options))
-    objective(crossed, x, y)
+    objective(cross_entropies, x, y)
     return model, objective, x, y
 
 
@@ -34,7 +34,7 @@ def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         seen.extend(x[x[:, 0] > 90, 0].tolist())
         assert len(x) == 5
-        return crossed(model, x, y)
+        return cross_entropies(model, x, y)
 
     for _ in range(10):
         objective(losses, x[:5], y[:5]).backward()
@@ -47,7 +47,7 @@ def test_held_out_examples_are_given_back_at_their_share_once_rates_are_settled(
 @pytest.mark.parametrize("stopped", [1, 3, 7])
 def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: int) -> None:
     torch.manual_seed(0)
-    first, x, y = small()
+    first, x, y = small_classifier()
     batches = [(x[:10], 2 - y[:10]), (x[10:], 2 - y[10:])]
 
     def train(objective: Objective, optimizer: Any, epochs: range) -> None:
@@ -56,7 +56,7 @@ def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: i
             objective.rule.restart()
             for _ in range(8):
                 optimizer.zero_grad()
-                objective(crossed, x, y).backward()
+                objective(cross_entropies, x, y).backward()
                 optimizer.step()
 
     def made(model: nn.Module) -> tuple[Objective, Any]:
@@ -68,7 +68,7 @@ def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: i
     assert first[0].p != pytest.approx(C.start, rel=0.1)
     objective, optimizer = made(second)
     train(objective, optimizer, range(stopped))
-    third, _, _ = small()
+    third, _, _ = small_classifier()
     again, other = made(third)
     third.load_state_dict(copy.deepcopy(second.state_dict()))
     other.load_state_dict(optimizer.state_dict())
@@ -80,14 +80,14 @@ def test_a_run_taken_up_again_from_its_state_ends_where_it_would_have(stopped: i
 
 
 def test_rates_that_are_off_stay_off_when_their_state_is_loaded() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, Balanced(model, [(x, y)], steps=100))
     objective.rule._freeze([0])
-    other, _, _ = small()
+    other, _, _ = small_classifier()
     again = Objective(other, Balanced(other, [(x, y)], steps=100))
     other.load_state_dict(model.state_dict())
     again.load_state_dict(objective.state_dict())
-    again(crossed, x, y)
+    again(cross_entropies, x, y)
     assert again.rule.phase == "frozen"
     assert other[0].keep == 1.0
     assert other[3].p == pytest.approx(C.start)
@@ -110,51 +110,51 @@ def test_a_look_that_is_not_finite_is_forgotten() -> None:
 
 
 def test_held_out_data_that_cannot_serve_are_refused_in_the_first_step() -> None:
-    _, x, y = small()
+    _, x, y = small_classifier()
     for held_out, words in (([(x * torch.nan, y)], "of held-out data"), ([], "got none")):
-        model, _, _ = small()
+        model, _, _ = small_classifier()
         objective = Objective(model, Balanced(model, held_out, steps=10_000))  # long before the first look
         with pytest.raises(DropoutError, match=words):
-            objective(crossed, x, y)
+            objective(cross_entropies, x, y)
         assert torch.isfinite(model[0].logit)
-    model, _, _ = small()
+    model, _, _ = small_classifier()
     with pytest.raises(DropoutError, match="got no batch"):
-        Objective(model, Balanced(model, [(x, y)], steps=10_000))(lambda m: crossed(m, x, y))
+        Objective(model, Balanced(model, [(x, y)], steps=10_000))(lambda m: cross_entropies(m, x, y))
 
 
 def test_held_out_data_that_could_not_be_given_back_are_refused_in_the_first_step() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, Balanced(model, [(x, y)], steps=10_000, examples=20))
 
     def losses(m: nn.Module, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        return crossed(m, x, y)
+        return cross_entropies(m, x, y)
 
     with pytest.raises(DropoutError, match="want batches like those of training, .* pass examples=None"):
         objective(losses, x, y, torch.ones(20))
 
 
 def test_held_out_data_that_run_out_are_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, Balanced(model, (pair for pair in [(x, y)]), steps=100, every=1))
     with pytest.raises(DropoutError, match="not a generator"):
         for _ in range(3):
-            objective(crossed, x, y)
+            objective(cross_entropies, x, y)
 
 
 def test_a_run_made_shorter_than_it_has_gone_freezes_at_once() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, held_out=[(x, y)], steps=1000)
     for _ in range(60):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
     shorter = Objective(model, held_out=[(x, y)], steps=100)
     shorter.load_state_dict(objective.state_dict())
     assert shorter.rule.phase == "measuring"
-    shorter(crossed, x, y)
+    shorter(cross_entropies, x, y)
     assert shorter.rule.phase == "frozen"
 
 
 def test_state_of_an_earlier_version_loads_with_a_notice() -> None:
-    model, _, _ = small()
+    model, _, _ = small_classifier()
     state = model.state_dict() | {
         "0.ledger._extra_state": torch.zeros(15),
         "0.unit_prices._extra_state": torch.zeros(3),
@@ -166,7 +166,7 @@ def test_state_of_an_earlier_version_loads_with_a_notice() -> None:
 
 
 def test_state_of_another_rule_or_conversion_is_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, held_out=[(x, y)], steps=100)
     with pytest.raises(DropoutError, match="with the rule Balanced, got Bound; make the objective with the rule"):
         objective.load_state_dict(Objective(model, examples=9).state_dict())
@@ -178,7 +178,7 @@ def test_state_of_another_rule_or_conversion_is_refused() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     with pytest.raises(DropoutError, match=r"share in \(0, 1\]"):
         Balanced(model, [(x, y)], steps=100, share=0.0)
     with pytest.raises(DropoutError, match=r"steps ≥ 1.*got None, 1, 0"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.least_squares_with_dropout import over_fitted, squares
-from helpers.small_self_tuned import crossed
+from helpers.small_classifier import cross_entropies
 from torch import Tensor, nn
 
 import lbdrop
@@ -57,9 +57,9 @@ def test_where_noise_is_small_all_units_together_cost_what_their_prices_say() ->
     drop = lbdrop.LearnableDropout(3, rate=0.01)
     model = nn.Sequential(drop, nn.Linear(3, 4, bias=False)).double()
     model[1].weight.data = weight
-    plain, (prices,) = prices_of(model, crossed, x, y)
+    plain, (prices,) = prices_of(model, cross_entropies, x, y)
     with torch.no_grad():
-        noisy = sum(crossed(model.train(), x, y).mean() for _ in range(40)) / 40
+        noisy = sum(cross_entropies(model.train(), x, y).mean() for _ in range(40)) / 40
     assert float(noisy - plain.mean()) == pytest.approx(float(prices.sum() * 0.01 / 0.99), rel=0.1)
 
 
@@ -154,7 +154,7 @@ def trained(objective: Objective, optimizer: Any, batches: list[Any], epochs: ra
         objective.rule.restart()
         for x, y in batches * 4:
             optimizer.zero_grad()
-            objective(crossed, x, 2 - y).backward()
+            objective(cross_entropies, x, 2 - y).backward()
             optimizer.step()
 
 
@@ -202,7 +202,7 @@ def test_a_look_leaves_no_gradient_on_weights_or_rates() -> None:
     rule = Balanced(model, [(x, y)], steps=100, every=1)
     objective = Objective(model, rule)
     for _ in range(8):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
     assert rule.unit_costs[0] is not None
     assert (rule.unit_costs[0].sums > 0).all()
     assert all(p.grad is None for p in model.parameters())
@@ -215,7 +215,7 @@ def test_a_layer_whose_rate_has_come_to_nothing_is_off_whatever_its_cheapest_uni
     rule.unit_costs[0].level.fill_(lbdrop.dropout.logit_of(0.015))
     model[0].logit.data[0] = lbdrop.dropout.logit_of(0.1)
     rule.step = 40
-    Objective(model, rule)(crossed, x, y)
+    Objective(model, rule)(cross_entropies, x, y)
     assert rule.phase == "frozen"
     assert (model[0].keep == 1.0).all()
     assert model[3].p == pytest.approx(C.start)

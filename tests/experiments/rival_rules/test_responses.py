@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers.small_self_tuned import crossed, small, stirred
+from helpers.learned_responses import stir_responses
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -24,10 +25,10 @@ def test_rule_replaces_every_learned_dropout_and_keeps_its_rate() -> None:
 
 
 def test_responses_do_not_show_after_training() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     before = model.eval()(x)
     SelfTuning(model, [(x, y)], steps=100)
-    stirred(model)
+    stir_responses(model)
     assert torch.equal(model(x), before)
     plain = lbdrop.bake(model)
     assert torch.allclose(plain(x), before)
@@ -44,7 +45,7 @@ def test_masked_attention_stays_masked() -> None:
         return model(x, src_mask=future)[:, 0].pow(2).mean(1)
 
     rule = SelfTuning(layer, [(x,)], steps=100, plain=0.0, generator=torch.Generator().manual_seed(1))
-    stirred(layer)
+    stir_responses(layer)
     objective = Objective(layer, rule)
     first = objective(losses, x)
     rule.generator.manual_seed(1)
@@ -65,7 +66,7 @@ def test_dropout_called_at_two_widths_responds_at_both() -> None:
     model = lbdrop.convert(Twice(), verbose=False)
     x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=1000, plain=0.0, every=1))
-    objective(crossed, x, y).backward()
+    objective(cross_entropies, x, y).backward()
     assert sorted(model.drop.responses) == ["6", "8"]
     assert all(r.stretch.grad.abs().sum() > 0 for r in model.drop.responses.values())
     with pytest.raises(DropoutError, match="want inputs of"):
@@ -87,7 +88,7 @@ def test_attention_written_by_hand_on_three_axes_stays_causal() -> None:
     model = lbdrop.convert(Causal(), verbose=False)
     x = torch.randn(3, 5, 4)
     SelfTuning(model, [(x,)], steps=100)
-    stirred(model)
+    stir_responses(model)
     model.eval()
     model.drop.offsets = torch.ones(3, 1)
     changed = torch.cat([x[:, :1], torch.randn(3, 4, 4)], 1)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.small_self_tuned import crossed, small, stirred
+from helpers.learned_responses import stir_responses
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -76,14 +77,14 @@ def test_dropout_is_off_where_every_rate_hurts() -> None:
 
 
 def test_rates_move_by_measurements_and_get_no_gradient() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=3))
-    stirred(model)
+    stir_responses(model)
     moved = []
     for _ in range(12):
         model.zero_grad()
         before = model[0].logit.detach().clone()
-        objective(crossed, x, y).backward()
+        objective(cross_entropies, x, y).backward()
         moved.append(not torch.equal(model[0].logit, before))
         assert model[0].logit.grad is None
         assert model[1].weight.grad.abs().sum() > 0
@@ -93,7 +94,7 @@ def test_rates_move_by_measurements_and_get_no_gradient() -> None:
 
 
 def test_short_run_measures_more_often() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     # Forty measurements in two fifths of the steps, where there are as many.
     for steps, every in ((10, 1), (300, 3), (10_000, 8)):
         assert SelfTuning(model, [(x, y)], steps=steps).every == every
@@ -102,12 +103,12 @@ def test_short_run_measures_more_often() -> None:
 
 def test_slope_is_that_of_each_held_out_loss_through_the_responses() -> None:
     torch.manual_seed(0)
-    model, x, y = small()
+    model, x, y = small_classifier()
     x = x.double()
     rule = SelfTuning(model.double(), [(x, y)], steps=100)
-    evaluation = Objective(model.double(), rule).evaluation(crossed, x, y)
+    evaluation = Objective(model.double(), rule).evaluation(cross_entropies, x, y)
     assert not rule.look(evaluation)[1].any()  # without a response the held-out loss does not depend on the rates
-    stirred(model)
+    stir_responses(model)
     offsets, slopes = rule.look(evaluation)
     assert offsets.std() == pytest.approx(1.0, abs=0.4)
     assert offsets.shape == slopes.shape == (20, 2)
@@ -117,7 +118,7 @@ def test_slope_is_that_of_each_held_out_loss_through_the_responses() -> None:
         there[:, which] += by
         for layer in rule.layers.values():
             layer.offsets = there
-        loss = crossed(model.eval(), x, y)
+        loss = cross_entropies(model.eval(), x, y)
         for layer in rule.layers.values():
             layer.offsets = None
         return loss.detach()
@@ -140,9 +141,9 @@ def test_each_example_is_masked_at_its_own_rate() -> None:
 
 @pytest.mark.parametrize("masks", [1, 3])
 def test_step_through_any_number_of_masks_leaves_no_offsets(masks: int) -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, masks=masks))
-    loss = objective(crossed, x, y)
+    loss = objective(cross_entropies, x, y)
     assert loss.shape == ()
     loss.backward()
     assert all(layer.offsets is None for layer in objective.layers.values())
@@ -154,14 +155,14 @@ def test_measurement_leaves_modes_and_running_statistics_as_they_were() -> None:
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
     rule = SelfTuning(model, [(100 + x, y)], steps=100, plain=0.0, every=1)
     model[3].eval()
-    Objective(model, rule)(crossed, x, y).backward()
+    Objective(model, rule)(cross_entropies, x, y).backward()
     assert int(model[1].num_batches_tracked) == 1
     assert model[1].running_mean.abs().max() < 1  # of the training batch, not of the held-out one
     assert [module.training for module in model] == [True, True, True, False]
 
 
 def test_every_parameter_is_in_one_group_and_responses_learn_like_rates() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     SelfTuning(model, [(x, y)], steps=100)
     groups = parameter_groups(model, lr=1e-3, rate_lr=0.02, weight_decay=0.1)
     grouped = [id(p) for group in groups for p in group["params"]]
@@ -171,12 +172,12 @@ def test_every_parameter_is_in_one_group_and_responses_learn_like_rates() -> Non
 
 
 def test_rate_without_a_gradient_stays_and_the_others_learn() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     model[0].logit.requires_grad_(False)
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=1))
-    stirred(model)
+    stir_responses(model)
     for _ in range(10):
-        objective(crossed, x, y).backward()
+        objective(cross_entropies, x, y).backward()
     assert model[0].p == pytest.approx(0.3)
     assert model[3].p != pytest.approx(0.1, abs=1e-4)
     # A rate that stays where it is has nothing to respond to.
@@ -194,11 +195,11 @@ def test_warm_up_steps_draw_no_masks_and_leave_rates_and_slopes_alone(scale: Sca
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
     rule = SelfTuning(model, [(x, y)], steps=100, start=0.3, every=1, masks=masks)
     objective, examples = Objective(model, rule), []
-    stirred(model)
+    stir_responses(model)
     for _ in range(8):  # a fifth of the two fifths that rates have
         assert rule.phase == "warm-up"
         model.zero_grad()
-        loss = objective(crossed, x, y)
+        loss = objective(cross_entropies, x, y)
         with torch.no_grad(), deterministic(model):
             torch.testing.assert_close(loss, F.cross_entropy(model(x), y))
         loss.backward()
@@ -209,7 +210,7 @@ def test_warm_up_steps_draw_no_masks_and_leave_rates_and_slopes_alone(scale: Sca
     assert examples == [0.0] * 8
     with torch.no_grad(), deterministic(model):
         plain = F.cross_entropy(model(x), y)
-    assert abs(objective(crossed, x, y) - plain) > 1e-4  # now masks are drawn
+    assert abs(objective(cross_entropies, x, y) - plain) > 1e-4  # now masks are drawn
     first = float(rule.slopes.sums[0, 0])
-    objective(crossed, x, y)
+    objective(cross_entropies, x, y)
     assert 0 < first < float(rule.slopes.sums[0, 0])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_self_tuned import crossed, small
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 from experiments.rival_rules.self_tuning import SelfTuning
@@ -13,10 +13,10 @@ from lbdrop import DropoutError, Objective
 
 def frozen(**options: Any) -> tuple[nn.Module, Objective, Tensor, Tensor]:
     """A rule whose rates are frozen after one step, with held-out examples that can be told from the others."""
-    model, x, y = small()
+    model, x, y = small_classifier()
     held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
     objective = Objective(model, SelfTuning(model, held, steps=100, share=0.01, **options))
-    objective(crossed, x, y)
+    objective(cross_entropies, x, y)
     return model, objective, x, y
 
 
@@ -29,7 +29,7 @@ def test_held_out_examples_are_released_at_their_share_once_rates_are_frozen(exa
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         seen.extend(x[x[:, 0] > 90, 0].tolist())
         batches.append(len(x))
-        return crossed(model, x, y)
+        return cross_entropies(model, x, y)
 
     for _ in range(10):
         objective(losses, x[:5], y[:5])
@@ -44,7 +44,7 @@ def test_frozen_rates_stay_and_masks_are_drawn_at_them() -> None:
     seen = []
     model[3].register_forward_hook(lambda layer, inputs, output: seen.append(layer.offsets))
     for _ in range(3):
-        objective(crossed, x, y).backward()
+        objective(cross_entropies, x, y).backward()
     assert seen == [None] * len(seen)
     assert len(seen) >= 3
     assert model[0].p == pytest.approx(0.1)
@@ -56,4 +56,4 @@ def test_held_out_examples_unlike_the_others_cannot_be_released() -> None:
     _, objective, x, y = frozen(examples=7)
     with pytest.raises(DropoutError, match="want batches like those of training, .* pass examples=None"):
         for _ in range(3):
-            objective(lambda m, x, y, w: crossed(m, x, y), x, y, y)
+            objective(lambda m, x, y, w: cross_entropies(m, x, y), x, y, y)

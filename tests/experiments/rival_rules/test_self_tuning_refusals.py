@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.small_self_tuned import crossed, small
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -11,39 +11,39 @@ from lbdrop import DropoutError, Objective
 
 
 def test_example_serves_models_whose_batches_are_not_their_inputs() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     batches = [{"inputs": x, "labels": y}]
 
     def losses(m: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return crossed(m, batch["inputs"], batch["labels"])
+        return cross_entropies(m, batch["inputs"], batch["labels"])
 
     objective = Objective(model, SelfTuning(model, batches, steps=100, example=x))
     assert torch.isfinite(objective(losses, batches[0]))
     with pytest.raises(DropoutError, match="pass example=x"):
-        SelfTuning(small()[0], batches, steps=100)
+        SelfTuning(small_classifier()[0], batches, steps=100)
 
 
 def test_unusable_held_out_data_are_refused_in_the_first_step() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x * torch.nan, y)], steps=10_000, example=x))
     with pytest.raises(DropoutError, match="of held-out data"):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
     assert torch.isfinite(model[0].logit)
     objective = Objective(model, SelfTuning(model, [(x, y + 99)], steps=10_000))
     with pytest.raises(IndexError):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
 
 
 def test_loss_without_its_batch_is_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=1000, every=1))
     with pytest.raises(DropoutError, match="got no batch"):
-        objective(lambda m: crossed(m, x, y))
+        objective(lambda m: cross_entropies(m, x, y))
 
 
 def trained(without: str | None = None, batches: int = 1) -> None:
     """Forty steps until rates are frozen; the optimiser has all parameters but some, and steps after so many batches."""
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, every=1))
     groups = parameter_groups(model, lr=1e-2, rate_lr=1e-2)
     left_out = {id(p) for name, p in model.named_parameters() if without and without in name}
@@ -51,7 +51,7 @@ def trained(without: str | None = None, batches: int = 1) -> None:
         group["params"] = [p for p in group["params"] if id(p) not in left_out]
     optimizer = torch.optim.Adam(groups)
     for step in range(1, 41):
-        objective(crossed, x, y).backward()
+        objective(cross_entropies, x, y).backward()
         if step % batches == 0:
             optimizer.step()
             optimizer.zero_grad()
@@ -68,11 +68,11 @@ def test_many_batches_to_one_optimiser_step_are_no_mistake() -> None:
 
 
 def test_held_out_data_that_run_out_are_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, (pair for pair in [(x, y)]), steps=100, plain=0.0, every=1))
     with pytest.raises(DropoutError, match="not a generator"):
         for _ in range(3):
-            objective(crossed, x, y)
+            objective(cross_entropies, x, y)
 
 
 def test_dropout_that_sees_other_examples_is_refused() -> None:
@@ -89,12 +89,12 @@ def test_dropout_that_sees_other_examples_is_refused() -> None:
     x, y = torch.randn(5, 2, 4), torch.randint(0, 3, (5,))
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100))
     with pytest.raises(DropoutError, match="got 5 and 10"):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
     assert all(layer.offsets is None for layer in objective.layers.values())
 
 
 def test_impossible_settings_are_refused() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     with pytest.raises(DropoutError, match="spread > 0"):
         SelfTuning(model, [(x, y)], steps=100, spread=0.0)
     with pytest.raises(DropoutError, match=r"plain in \[0, 1\)"):
@@ -106,6 +106,6 @@ def test_impossible_settings_are_refused() -> None:
     with pytest.raises(DropoutError, match="want one of them"):
         Objective(model, SelfTuning(model, [(x, y)], steps=100), held_out=[(x, y)])
     with pytest.raises(DropoutError, match="pass example=x"):
-        SelfTuning(small()[0], [(torch.randn(5, 99), y)], steps=100)
+        SelfTuning(small_classifier()[0], [(torch.randn(5, 99), y)], steps=100)
     with pytest.raises(DropoutError, match="convert"):
         SelfTuning(nn.Linear(2, 2), [(x, y)], steps=100)

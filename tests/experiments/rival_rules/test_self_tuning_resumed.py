@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_self_tuned import crossed, small, stirred
+from helpers.learned_responses import stir_responses
+from helpers.small_classifier import cross_entropies, small_classifier
 from torch import Tensor, nn
 
 import lbdrop
@@ -15,10 +16,10 @@ from lbdrop import Objective
 
 def test_restart_gives_the_same_measurement_again() -> None:
     torch.manual_seed(0)
-    model, x, y = small()
+    model, x, y = small_classifier()
     rule = SelfTuning(model, [(x[:10], y[:10]), (x[10:], y[10:])], steps=100)
-    stirred(model)
-    evaluation = Objective(model, rule).evaluation(crossed, x, y)
+    stir_responses(model)
+    evaluation = Objective(model, rule).evaluation(cross_entropies, x, y)
 
     def slopes() -> Tensor:
         torch.manual_seed(5)
@@ -32,11 +33,11 @@ def test_restart_gives_the_same_measurement_again() -> None:
 
 
 def test_rule_made_anew_starts_anew_and_keeps_the_responses() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     objective = Objective(model, SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=4))
-    stirred(model)
+    stir_responses(model)
     for _ in range(36):
-        objective(crossed, x, y)
+        objective(cross_entropies, x, y)
     learned = model[3].responses["8"].stretch
     assert model[0].p != pytest.approx(0.1)
     again = SelfTuning(model, [(x, y)], steps=100, plain=0.0, every=4)
@@ -48,7 +49,7 @@ def test_rule_made_anew_starts_anew_and_keeps_the_responses() -> None:
 
 def test_resumed_run_ends_where_an_uninterrupted_one_does() -> None:
     torch.manual_seed(0)
-    start, x, y = small()
+    start, x, y = small_classifier()
     batches, saved = [(x[:10], 2 - y[:10]), (x[10:], 2 - y[10:])], {}
 
     def made(model: nn.Module) -> tuple[nn.Module, Objective, Any]:
@@ -62,7 +63,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_does() -> None:
             objective.rule.restart()
             for _ in range(4):
                 optimizer.zero_grad()
-                objective(crossed, x, y).backward()
+                objective(cross_entropies, x, y).backward()
                 optimizer.step()
             saved.setdefault(epoch + 1, [copy.deepcopy(part.state_dict()) for part in parts])
 
@@ -70,7 +71,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_does() -> None:
     train(whole, range(10))
     # At the end of warm-up, in the middle of measuring, and when rates are frozen.
     for stopped, phase in ((1, "measuring"), (2, "measuring"), (7, "frozen")):
-        resumed = made(small()[0])
+        resumed = made(small_classifier()[0])
         for part, state in zip(resumed, saved[stopped], strict=True):
             part.load_state_dict(state)
         assert resumed[1].rule.slopes.steps == min(4 * stopped, 16)
@@ -81,10 +82,10 @@ def test_resumed_run_ends_where_an_uninterrupted_one_does() -> None:
 
 
 def test_state_with_responses_loads_into_a_model_whose_rule_has_another_example() -> None:
-    model, x, y = small()
+    model, x, y = small_classifier()
     SelfTuning(model, [(x, y)], steps=100)
-    stirred(model)
-    other, _, _ = small()
+    stir_responses(model)
+    other, _, _ = small_classifier()
     SelfTuning(other, [(x[:2], y[:2])], steps=100)
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.eval()(x), model.eval()(x))
@@ -97,12 +98,12 @@ def test_rates_that_are_off_or_have_no_gradient_stay_so_in_a_resumed_run() -> No
         model[1].logit.requires_grad_(False)
         return model, Objective(model, SelfTuning(model, [(x, y)], steps=10_000, plain=0.0))
 
-    _, x, y = small()
+    _, x, y = small_classifier()
     model, objective = made()
     objective.rule._switch_off([True, False, False])
     other, again = made()
     other.load_state_dict(model.state_dict())
     again.load_state_dict(objective.state_dict())
-    again(crossed, x, y).backward()
+    again(cross_entropies, x, y).backward()
     assert [layer.p for layer in other[:3]] == pytest.approx([0.0, 0.005, 0.1])
     assert [layer.logit.requires_grad for layer in other[:3]] == [False, False, True]
