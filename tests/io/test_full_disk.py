@@ -203,7 +203,7 @@ def test_reproduction_keeps_its_last_state_and_resumes_from_it(
     command: str, after: int, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.vision.cifar10.load", lambda path: images())
-    small = {"depth": 11, "width": 8, "pool": 1, "size": 32, "batch": 10, "epochs": 2, "validation": 10, "samples": 2}
+    small = {"depth": 11, "width": 8, "pool": 1, "size": 32, "batch": 20, "epochs": 2, "validation": 10, "samples": 2}
     monkeypatch.setitem(recipes.RECIPES, "fast", small)
     whole = tmp_path / "whole"
     assert call(world.words(command, whole)).exit_code == 0
