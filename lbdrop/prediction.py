@@ -5,7 +5,6 @@ $$ p(y\mid x) \approx \bar p = \tfrac1S \sum_s p_s, \qquad
    + \underbrace{I[y; z]}_{\text{mutual information}} $$
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lbdrop import masks
-from lbdrop._torch import tree_flatten, tree_map, uncompiled
-from lbdrop.dropout import NoiseLayer, noise_layers
+from lbdrop._torch import tree_map, uncompiled
+from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.finite import refuse_infinite_output
+from lbdrop.passes.drawer import IndependentMasks
+from lbdrop.passes.pieces import Plan, plan_pieces, split_rows
 from lbdrop.passes.run import run
 from lbdrop.sites.watch import functional_dropout, report_unreachable
 
@@ -31,7 +31,7 @@ Kind = Literal["classification", "binary", "regression"]
 
 @dataclass(frozen=True)
 class Predictive:
-    """What S masks say together. The first axis of every tensor but ``samples`` runs over examples."""
+    """The predictive distribution of S masks. The first axis of every tensor but ``samples`` runs over examples."""
 
     mean: Tensor
     """Mean class probabilities, or mean output in regression."""
@@ -135,19 +135,19 @@ def predict(
         total = len(inputs) if isinstance(inputs, Sized) else None
         batches = track(batches, "predicting", total=total, transient=True, disable=total == 1)
     parts = []
-    with _as_found(core, device), torch.no_grad():
+    with _eval_mode_for_now(core, device), torch.no_grad():
         generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
-        plan: _Plan | None = None
+        plan: Plan | None = None
         for batch in batches:
             batch = batch[0] if isinstance(batch, list | tuple) else batch
             batch = dict(batch) if isinstance(batch, Mapping) else batch
             batch = tree_map(lambda t: torch.from_numpy(t) if isinstance(t, np.ndarray) else t, batch)
             batch = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
-            plan = plan or _plan(core, call, batch, samples, memory)
-            for rows in _rows(batch, plan.examples):
-                # A functional dropout that is on at test time draws past us: looked for in the first part.
+            plan = plan or plan_pieces(core, call, batch, samples, memory)
+            for rows in split_rows(batch, plan.examples):
+                # A functional dropout that is on at test time draws its own masks: the first part shows whether there is one.
                 with nullcontext() if parts else functional_dropout(core, unreached):
-                    outputs = _sample(core, call, rows, samples, plan, generator, unreached)
+                    outputs = _run_masks(core, call, rows, samples, plan, generator, unreached)
                 part = Predictive.of(outputs, kind, 1 if class_dim is None else class_dim, keep_samples)
                 refuse_infinite_output(part.mean, core, partial(call, core, rows), len(parts))
                 parts.append(_to_host(part) if is_loader else part)
@@ -168,7 +168,8 @@ def _default_forward(model: nn.Module, batch: Any) -> Tensor:
 
 
 @contextmanager
-def _as_found(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _eval_mode_for_now(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run the block in eval mode; afterwards the modes of all modules and the random state are as before."""
     modes = [(module, module.training) for module in model.modules()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
@@ -179,120 +180,34 @@ def _as_found(model: nn.Module, device: torch.device) -> Iterator[None]:
                 module.training = training
 
 
-class _Independent:
-    def __init__(self, masks: int, generator: torch.Generator):
-        self.masks, self.generator = masks, generator
-
-    def begin(self) -> None: ...
-
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        if not layer.samples_at_test:
-            return layer.spread(layer.keep, len(shape)).to(x.dtype).expand(self.masks, *shape)
-        return layer.draw(self.masks, shape, x, self.generator)
-
-    def seen(self, use: int, x: Tensor) -> None: ...
-
-
-def _sample(
+def _run_masks(
     model: nn.Module,
     call: Callable[[nn.Module, Any], Tensor],
     batch: Any,
     samples: int,
-    plan: "_Plan",
+    plan: Plan,
     generator: torch.Generator,
     unreached: str,
 ) -> Tensor:
+    """The outputs (samples, batch, …) under all masks, fewer at once where memory runs out."""
     outputs: list[Tensor] = []
     while (left := samples - sum(len(done) for done in outputs)) > 0:
         count = min(left, plan.masks)
         try:
-            output, reached = run(model, lambda: call(model, batch), count, _Independent(count, generator))
+            output, reached = run(model, lambda: call(model, batch), count, IndependentMasks(count, generator))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             short_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
             if not short_of_memory or plan.masks == 1:
                 raise
             plan.masks //= 2
             continue
-        dead = [name for name, layer in noise_layers(model).items() if layer not in reached]
-        if dead:
-            report_unreachable(f"dropout never reached in a pass: {dead}", "call it in the model's forward", unreached)
+        missing = [name for name, layer in noise_layers(model).items() if layer not in reached]
+        if missing:
+            report_unreachable(
+                f"dropout never reached in a pass: {missing}", "call it in the model's forward", unreached
+            )
         outputs.append(output)
     return torch.cat(outputs)
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
-
-
-@dataclass
-class _Plan:
-    """How many examples and how many masks go through the model at once."""
-
-    examples: int
-    masks: int
-
-
-def _plan(model: nn.Module, call: Callable[..., Tensor], batch: Any, samples: int, memory: int | None) -> _Plan:
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.dim()]
-    if not tensors or not len(tensors[0]):
-        raise DropoutError("inputs: want at least one example, got an empty batch")
-    examples = len(tensors[0])
-    budget = memory or _free(tensors[0].device) // 2
-    # Inputs that could not fill the budget even if every activation were 64 times their size need no measuring.
-    if memory is None and samples * sum(t.nbytes for t in tensors) * 64 < budget:
-        return _Plan(examples, samples)
-    before, behind = _largest_activations(model, call, next(_rows(batch, 1)))
-    # An operation holds its input, its output and a workspace.
-    masks_at_once = int(min(samples, max(1, (budget // 3 / examples - before) // max(behind, 1))))
-    examples_at_once = int(min(examples, max(1, budget // 3 // (before + masks_at_once * behind))))
-    if any(layer.batch_dim for layer in noise_layers(model).values()):
-        examples_at_once = examples  # sequence-first inside, so perhaps outside: the first axis may not be examples
-    return _Plan(examples_at_once, masks_at_once)
-
-
-def _largest_activations(model: nn.Module, call: Callable[..., Tensor], one: Any) -> tuple[int, int]:
-    """Bytes of the largest output before and behind the first dropout, for one example under one mask."""
-    largest = [1, 1]
-    behind = [False]
-
-    def look(module: nn.Module, _: Any, output: Any) -> None:
-        behind[0] |= isinstance(module, NoiseLayer)
-        size = sum(t.nbytes for t in tree_flatten(output)[0] if isinstance(t, Tensor))
-        largest[behind[0]] = max(largest[behind[0]], size)
-
-    hooks = [
-        m.register_forward_hook(look) for m in model.modules() if isinstance(m, NoiseLayer) or not list(m.children())
-    ]
-    try:
-        with masks.drawn(model):
-            call(model, one)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return largest[0], largest[1]
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 << 30
-
-
-def _rows(batch: Any, count: int) -> Iterator[Any]:
-    examples = len(next(t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.dim()))
-    if count >= examples:
-        yield batch
-        return
-    for start in range(0, examples, count):
-        part = slice(start, start + count)
-        yield tree_map(lambda t, part=part: t[part] if _counts(t, examples) else t, batch)
-
-
-def _counts(value: Any, examples: int) -> bool:
-    """Whether a tensor has an entry for each example; a table or a scalar beside them goes to every part whole."""
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples
 
 
 def _to_host(part: Predictive) -> Predictive:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
 
-__all__ = ["Drawer", "draw_all"]
+__all__ = ["Drawer", "IndependentMasks", "draw_all"]
 
 
 @runtime_checkable
@@ -33,6 +33,22 @@ class Drawer(Protocol):
     def seen(self, use: int, x: Tensor) -> None:
         """Another mask's input to the same use of a layer, where passes run one by one."""
         ...
+
+
+class IndependentMasks:
+    """Independent masks of a generator, as prediction wants; of layers that draw none at test time, the mean mask."""
+
+    def __init__(self, masks: int, generator: torch.Generator):
+        self.masks, self.generator = masks, generator
+
+    def begin(self) -> None: ...
+
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        if not layer.samples_at_test:
+            return layer.spread(layer.keep, len(shape)).to(x.dtype).expand(self.masks, *shape)
+        return layer.draw(self.masks, shape, x, self.generator)
+
+    def seen(self, use: int, x: Tensor) -> None: ...
 
 
 def draw_all(drawer: Drawer, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, Plan, _Bl
 from lbdrop import LearnableDropout, Objective, predict
 from lbdrop.dropout import noise_layers
 from lbdrop.passes import run as passes
-from lbdrop.prediction import _Independent
+from lbdrop.passes.drawer import IndependentMasks
 
 TINY = Plan((2, 1, 1, 1, 1), 2, 4)
 
@@ -81,7 +81,7 @@ def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
             model(torch.rand(2, 3, 64, 70))  # running statistics move
         model.eval().up[0].conv.weight.mul_(100)  # or masks of so few pixels would be hard to see
         together, one_by_one = (
-            engine(layers, lambda: model(x), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
+            engine(layers, lambda: model(x), 3, IndependentMasks(3, torch.Generator().manual_seed(0)))[0]
             for engine in (passes.run_lanes, passes.run_replay)
         )
     torch.testing.assert_close(together, one_by_one, rtol=1e-3, atol=1e-4)

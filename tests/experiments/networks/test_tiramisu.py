@@ -13,8 +13,8 @@ from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, Plan, bat
 from lbdrop import DropoutError, LearnableDropout, Objective, Predictive, predict
 from lbdrop.dropout import noise_layers
 from lbdrop.passes import run as passes
+from lbdrop.passes.drawer import IndependentMasks
 from lbdrop.passes.run import run_lanes, run_replay
-from lbdrop.prediction import _Independent
 
 TINY = Plan((1, 1, 1, 1, 1), 2, 4)
 
@@ -221,7 +221,7 @@ def test_masks_that_run_together_say_what_they_say_one_by_one(own: bool) -> None
     image, layers = torch.rand(1, 3, 64, 70), noise_layers(model).values()
     with batch_statistics(model) if own else nullcontext(), torch.no_grad():
         together, one_by_one = (
-            engine(layers, lambda: model(image), 3, _Independent(3, torch.Generator().manual_seed(0)))[0]
+            engine(layers, lambda: model(image), 3, IndependentMasks(3, torch.Generator().manual_seed(0)))[0]
             for engine in (run_lanes, run_replay)
         )
     assert torch.allclose(together, one_by_one, atol=1e-4)
@@ -245,7 +245,7 @@ def test_under_autocast_masks_still_run_together_and_say_the_same(own: bool, mon
     layers = noise_layers(model).values()
     with torch.autocast("cpu", dtype=torch.bfloat16), batch_statistics(model) if own else nullcontext():
         with torch.no_grad():
-            one_by_one = Predictive.of(run_replay(layers, lambda: model(image), 3, _Independent(3, one))[0])
+            one_by_one = Predictive.of(run_replay(layers, lambda: model(image), 3, IndependentMasks(3, one))[0])
         monkeypatch.setattr(passes, "run_replay", None)
         with Convolutions() as ran:
             together = predict(model, image, samples=3, generator=other)
