@@ -8,7 +8,7 @@ import pytest
 from benchmarks.learned_run import WHO, main
 
 
-def test_ratios_are_those_of_the_runs_it_keeps(tmp_path: Path) -> None:
+def test_ratios_are_those_of_the_recorded_runs(tmp_path: Path) -> None:
     main("digits:1", 3, tmp_path, tmp_path / "cost.json")
     found = json.loads((tmp_path / "cost.json").read_text())["tasks"]["digits"]
     fixed, tuned = (found["seconds"][who] for who in WHO)

@@ -12,7 +12,7 @@ from experiments.rates.tasks import TASKS
 
 
 @pytest.mark.process
-def test_every_contestant_is_timed_and_the_whole_takes_longer_than_its_parts_on_all_cores(tmp_path: Path) -> None:
+def test_contestants_are_all_timed_and_the_command_takes_longer_than_its_parts(tmp_path: Path) -> None:
     main("digits", tmp_path, tmp_path / "time.json", epochs=1, seeds=2)
     found = json.loads((tmp_path / "time.json").read_text())
     row = found["tasks"]["digits"]

@@ -8,7 +8,7 @@ from benchmarks.recommender import fitted, recommendations, to_file
 from lbdrop.recommend import VAE, method
 
 
-def test_lists_are_timed_in_memory_without_masks_and_to_a_file_with_the_methods_masks() -> None:
+def test_lists_are_timed_in_memory_without_masks_and_to_a_file_with_masks() -> None:
     likes = csr_array((np.random.default_rng(0).random((40, 20)) < 0.3).astype(np.float32))
     model = VAE(20, method("sivae-lbd", hidden=8, latent=4, samples=3))
     found = to_file(model, likes, k=5)

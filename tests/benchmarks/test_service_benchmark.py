@@ -11,7 +11,7 @@ from lbdrop.recommend.shop import generate_shop
 
 
 @pytest.mark.process
-def test_a_run_in_small_loses_nothing_and_records_rates_waits_and_memory(tmp_path: Path) -> None:
+def test_small_run_loses_no_answer_and_records_rates_waits_and_memory(tmp_path: Path) -> None:
     main(data="shop", clients=[1, 3], requests=20, total=40, epochs=1, users=15, out=tmp_path / "service.json")
     record = json.loads((tmp_path / "service.json").read_text())
     assert [level["clients"] for level in record["levels"]] == [1, 3]
@@ -22,7 +22,7 @@ def test_a_run_in_small_loses_nothing_and_records_rates_waits_and_memory(tmp_pat
     assert {"commit", "hardware", "versions"} <= set(record["provenance"])
 
 
-def test_other_items_scores_or_bytes_are_wrong() -> None:
+def test_checker_counts_other_items_scores_or_bytes_as_wrong() -> None:
     model = Recommender("ease").fit(generate_shop(users=40, items=30, groups=2).interactions)
     checked = Checked.of(model, 2)
 

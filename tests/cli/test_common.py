@@ -11,7 +11,7 @@ from lbdrop.recommend.train import Interrupted
     ("error", "words"),
     [(KeyboardInterrupt(), "stopped"), (Interrupted("stopped in epoch 3; runs holds epoch 2"), "runs holds epoch 2")],
 )
-def test_what_an_interrupted_work_says_of_itself_is_shown(
+def test_interrupted_command_shows_what_is_kept(
     error: KeyboardInterrupt, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end, one_line_errors():

@@ -26,7 +26,7 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["prepare", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def test_a_folder_of_official_files_becomes_a_prepared_data_set_with_a_table(tmp_path: Path) -> None:
+def test_official_files_become_a_prepared_data_set_with_a_table(tmp_path: Path) -> None:
     result = call("ml-1m", ml_1m(tmp_path / "in"), "--out", tmp_path / "out", "--allow-partial", "--held-out-users", 8)
     assert result.exit_code == 0, result.output
     prepared = load_prepared(tmp_path / "out" / "ml-1m")
@@ -48,7 +48,7 @@ def test_published_counts_stand_beside_what_was_found(tmp_path: Path) -> None:
     assert "-33,629,250" in line
 
 
-def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+def test_prepare_refuses_wrong_arguments_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
     source = ml_1m(tmp_path / "in")
     for arguments, words in (
         (("ml-1m", source), "want 1,000,209 ratings, as the complete data has, got 800"),
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path: Path) -> Non
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
-def test_a_place_that_cannot_be_written_is_told_before_reading(tmp_path: Path) -> None:
+def test_unwritable_folder_is_an_error_before_reading(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     result = call("ml-1m", tmp_path / "none", "--out", tmp_path / "out")
     assert result.exit_code == 1

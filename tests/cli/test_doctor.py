@@ -22,7 +22,7 @@ def findings() -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(command("--json")[1])["findings"]}
 
 
-def test_here_everything_essential_works():
+def test_doctor_finds_everything_essential_here():
     code, output = command()
     assert code == 0, output
     assert "healthy" in output
@@ -36,7 +36,7 @@ def test_here_everything_essential_works():
     assert {"extra demo", "extra recommend", "extra vision"} <= found.keys()
 
 
-def test_the_json_is_whole_and_says_whether_it_is_healthy():
+def test_json_is_complete_and_says_whether_it_is_healthy():
     code, output = command("--json")
     assert code == 0
     record = json.loads(output)
@@ -44,7 +44,7 @@ def test_the_json_is_whole_and_says_whether_it_is_healthy():
     assert {tuple(each) for each in record["findings"]} == {("name", "status", "found", "advice")}
 
 
-def test_a_missing_package_names_the_extras_that_want_it_and_the_command(monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_its_extras_and_the_command(monkeypatch: pytest.MonkeyPatch):
     lines = [
         "torch>=2.6",
         'no-such-package>=1.32; extra == "recommend"',
@@ -60,7 +60,7 @@ def test_a_missing_package_names_the_extras_that_want_it_and_the_command(monkeyp
     assert findings()["extra vision"]["status"] == "ok"
 
 
-def test_a_package_that_is_too_old_is_missing(monkeypatch: pytest.MonkeyPatch):
+def test_outdated_package_counts_as_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "requires", lambda package: ["polars>=1.32; extra == 'recommend'"])
     monkeypatch.setattr(doctor, "version_of", lambda package: "1.9.0")
     assert findings()["extra recommend"]["found"] == "polars>=1.32 (1.9.0)"
@@ -68,7 +68,7 @@ def test_a_package_that_is_too_old_is_missing(monkeypatch: pytest.MonkeyPatch):
     assert findings()["extra recommend"]["status"] == "ok"
 
 
-def test_a_missing_browser_is_no_illness(monkeypatch: pytest.MonkeyPatch):
+def test_missing_browser_is_healthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     code, output = command()
     assert code == 0
@@ -101,7 +101,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (no_torch, "torch", "2.0.1"),
     ],
 )
-def test_something_essential_broken_ends_in_one(harm: Any, name: str, said: str, monkeypatch: pytest.MonkeyPatch):
+def test_broken_essential_package_exits_with_one(harm: Any, name: str, said: str, monkeypatch: pytest.MonkeyPatch):
     harm(monkeypatch)
     code, output = command()
     assert code == 1

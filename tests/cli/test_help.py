@@ -34,12 +34,12 @@ def examples(command: Any) -> list[str]:
     return re.findall(r"^\s+(lbdrop .*)$", command.help or "", re.MULTILINE)
 
 
-def test_the_whole_tree_is_walked():
+def test_walk_finds_every_command():
     assert {("demo",), ("report",), ("rates",), ("doctor",), ("recommend", "fit"), ("reproduce", "toy")} <= VERBS.keys()
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)
-def test_a_verb_has_an_example_which_its_own_parser_accepts(path: tuple[str, ...]):
+def test_command_has_an_example_that_its_parser_accepts(path: tuple[str, ...]):
     command = VERBS[path]
     found = examples(command)
     assert found, f"lbdrop {' '.join(path)} --help has no example"
@@ -49,13 +49,13 @@ def test_a_verb_has_an_example_which_its_own_parser_accepts(path: tuple[str, ...
         command.make_context(path[-1], words[1 + len(path) :])  # an unknown option or a missing argument raises
 
 
-def test_an_example_with_an_unknown_option_would_be_found():
+def test_unknown_option_in_an_example_is_found():
     with pytest.raises(Exception, match="No such option: --no-such-option"):
         VERBS["report",].make_context("report", ["records", "--no-such-option"])
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)
-def test_every_option_and_argument_says_what_it_is_for(path: tuple[str, ...]):
+def test_options_and_arguments_have_help(path: tuple[str, ...]):
     for parameter in VERBS[path].params:
         assert getattr(parameter, "help", None), f"lbdrop {' '.join(path)}: {parameter.name}"
 
@@ -90,7 +90,7 @@ def completed(words: str) -> list[str]:
         ("lbdrop recommend ", {"fit", "score", "similar"}),
     ],
 )
-def test_bash_is_offered_the_verbs(words: str, wanted: set[str]):
+def test_bash_completes_commands(words: str, wanted: set[str]):
     assert wanted <= set(completed(words))
 
 

@@ -42,7 +42,7 @@ RULES = ("--at-least", 3, "--min-user-items", 4, "--min-item-users", 2)
 
 
 @pytest.mark.parametrize("given", ["folder", "pattern", "files"])
-def test_own_files_are_prepared_as_told_and_counted(
+def test_own_files_are_prepared_by_the_options_and_counted(
     given: str, frame: pl.DataFrame, events: Path, tmp_path: Path
 ) -> None:
     source = {"folder": [events], "pattern": [events / "*.parquet"], "files": sorted(events.iterdir())}[given]
@@ -58,7 +58,7 @@ def test_own_files_are_prepared_as_told_and_counted(
     assert "published" not in result.output  # nobody has
 
 
-def test_the_folder_fits_the_model_that_the_files_fit(frame: pl.DataFrame, events: Path, tmp_path: Path) -> None:
+def test_prepared_folder_fits_the_same_model_as_its_files(frame: pl.DataFrame, events: Path, tmp_path: Path) -> None:
     assert call("data", "prepare", "own", events, "--out", tmp_path, *NAMES, "--at-least", 3).exit_code == 0
     result = call("recommend", "fit", tmp_path / "own", "--method", "ease", "--out", tmp_path / "model")
     assert result.exit_code == 0, result.output
@@ -67,7 +67,7 @@ def test_the_folder_fits_the_model_that_the_files_fit(frame: pl.DataFrame, event
     assert Recommender.load(tmp_path / "model").recommend(k=5).equals(direct)
 
 
-def test_what_is_wrong_with_own_files_is_one_line(events: Path, tmp_path: Path) -> None:
+def test_wrong_own_files_are_one_line(events: Path, tmp_path: Path) -> None:
     call("data", "prepare", "own", events, "--out", tmp_path, *NAMES)
     for arguments, words in (
         (("data", "prepare", "own", tmp_path / "none.csv"), "want a file, got nothing there"),
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_own_files_is_one_line(events: Path, tmp_path: Path) 
     assert not list((tmp_path / "other").rglob("*.json"))
 
 
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+def test_full_disk_is_one_line_and_leaves_old_files(
     events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call("data", "prepare", "own", events, "--out", tmp_path, *NAMES).exit_code == 0

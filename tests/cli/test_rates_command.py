@@ -38,7 +38,7 @@ PER_UNIT = {"per": "unit", "example": torch.zeros(1, 4)}
 
 
 @pytest.mark.parametrize("form", ["state.pt", "state.safetensors", "light.ckpt", "folder"])
-def test_every_form_of_a_saved_model_shows_the_rates_of_the_model(form: str, tmp_path: Path):
+def test_rates_are_shown_of_every_form_of_a_saved_model(form: str, tmp_path: Path):
     model = network(**PER_UNIT)
     state, path = model.state_dict(), tmp_path / form
     if form == "state.pt":
@@ -63,7 +63,7 @@ def test_every_form_of_a_saved_model_shows_the_rates_of_the_model(form: str, tmp
     assert "14 rates" in output
 
 
-def test_the_histogram_counts_every_rate_once_and_its_longest_bar_is_the_fullest_bin(tmp_path: Path):
+def test_histogram_counts_each_rate_once_and_its_longest_bar_is_the_fullest_bin(tmp_path: Path):
     model = network(**PER_UNIT)
     torch.save(model.state_dict(), tmp_path / "m.pt")
     rates = torch.cat([layer.rate for layer in lbdrop.dropout.learned_layers(model).values()])
@@ -76,7 +76,7 @@ def test_the_histogram_counts_every_rate_once_and_its_longest_bar_is_the_fullest
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 72, 100])
-def test_no_line_is_wider_than_the_terminal(width: int, tmp_path: Path):
+def test_lines_fit_the_terminal(width: int, tmp_path: Path):
     inside = {f"a.rather.deep.name.of.a.layer.{k}": v for k, v in network(**PER_UNIT).state_dict().items()}
     torch.save(inside, tmp_path / "m.pt")
     code, output = command(tmp_path / "m.pt", width=width)
@@ -84,7 +84,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, tmp_path: Path):
     assert max(map(len, output.splitlines())) <= width
 
 
-def test_shared_self_tuned_and_rank_rates_are_told_apart(tmp_path: Path):
+def test_shared_self_tuned_and_rank_rates_are_labelled(tmp_path: Path):
     model = network(per="model")
     torch.save(model.state_dict(), tmp_path / "shared.pt")
     kinds = [layer.kind for layer in read_rates(tmp_path / "shared.pt").layers]
@@ -97,7 +97,7 @@ def test_shared_self_tuned_and_rank_rates_are_told_apart(tmp_path: Path):
     ]
 
 
-def test_a_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):
+def test_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):
     shop = generate_shop(users=120, items=40, groups=4)
     model = Recommender("sivae-lbd", epochs=1, validation=0, progress=False).fit(shop.interactions)
     model.save(tmp_path / "model")
@@ -150,14 +150,14 @@ def linear(path: Path) -> Path:
         (lambda path: path, "want a saved recommender or *.safetensors"),
     ],
 )
-def test_no_rates_is_one_line_that_says_what_to_do(make, said: str, tmp_path: Path):
+def test_model_without_rates_is_one_line_with_the_next_step(make, said: str, tmp_path: Path):
     code, output = command(make(tmp_path))
     assert code == 1
     assert len(output.strip().splitlines()) == 1
     assert said in output
 
 
-def test_names_from_a_file_are_not_taken_for_markup_or_control(tmp_path: Path):
+def test_names_from_a_file_are_printed_as_plain_text(tmp_path: Path):
     torch.save({"[red]a\x1b[31m.logit": torch.zeros(2)}, tmp_path / "m.pt")
     code, output = command(tmp_path / "m.pt")
     assert code == 0
@@ -166,7 +166,7 @@ def test_names_from_a_file_are_not_taken_for_markup_or_control(tmp_path: Path):
 
 
 @pytest.mark.process
-def test_a_pipe_gets_no_colour(tmp_path: Path):
+def test_pipe_gets_no_colour(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "m.pt")
     done = subprocess.run([sys.executable, "-m", "lbdrop", "rates", str(tmp_path / "m.pt")], capture_output=True, text=True, check=True)  # fmt: skip
     assert "█" in done.stdout

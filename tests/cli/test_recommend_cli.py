@@ -40,13 +40,13 @@ def model(shop: Path) -> Path:
     return shop / "model"
 
 
-def test_the_command_fits_what_the_library_fits(shop: Path, model: Path) -> None:
+def test_command_fits_the_same_model_as_the_library(shop: Path, model: Path) -> None:
     expected = Recommender(epochs=3, validation=40, seed=2, progress=False).fit(pl.read_csv(shop / "likes.csv"))
     assert Recommender.load(model).recommend([0, 5], k=4).equals(expected.recommend([0, 5], k=4))
 
 
 @pytest.mark.parametrize("name", ["likes.csv", "likes.tsv", "likes.parquet"])
-def test_every_kind_of_file_gives_the_same_model(name: str, shop: Path, tmp_path: Path) -> None:
+def test_file_formats_give_the_same_model(name: str, shop: Path, tmp_path: Path) -> None:
     options = ("--method", "ease", "--set", "regularisation=20", "--out", tmp_path / "ease")
     assert call("fit", shop / name, *options).exit_code == 0
     loaded = Recommender.load(tmp_path / "ease")
@@ -54,7 +54,7 @@ def test_every_kind_of_file_gives_the_same_model(name: str, shop: Path, tmp_path
     assert loaded.recommend([3], k=5).equals(expected.recommend([3], k=5))
 
 
-def test_ratings_with_columns_of_other_names_become_likes(tmp_path: Path) -> None:
+def test_renamed_columns_of_ratings_become_likes(tmp_path: Path) -> None:
     path = tmp_path / "ratings.csv"
     path.write_text(
         "who,what,stars\n" + "".join(f"u{u},{i},{5 if (u + i) % 2 else 1}\n" for u in range(9) for i in range(6))
@@ -81,7 +81,7 @@ def test_scores_of_known_users_and_of_a_file_go_to_parquet(model: Path, shop: Pa
     assert pl.read_parquet(tmp_path / "later.parquet")["item_id"].equals(expected["item_id"])
 
 
-def test_viewed_items_are_scored_when_asked_for(model: Path, tmp_path: Path) -> None:
+def test_viewed_items_are_scored_with_their_option(model: Path, tmp_path: Path) -> None:
     assert call("score", model, "--k", 60, "--include-viewed", "--out", tmp_path / "all.parquet").exit_code == 0
     assert len(pl.read_parquet(tmp_path / "all.parquet")) == 250 * 60
 
@@ -101,7 +101,7 @@ def test_similar_items_are_listed(model: Path) -> None:
         assert item in done.output
 
 
-def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: Path) -> None:
+def test_wrong_files_and_arguments_are_one_line(model: Path, shop: Path, tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("a,b\n1,2\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "nulls.csv").write_text("user_id,item_id\n1,\n2,x\n")
@@ -146,7 +146,7 @@ def test_wrong_files_and_words_are_one_line(model: Path, shop: Path, tmp_path: P
 
 
 @pytest.mark.process
-def test_help_comes_without_the_recommenders_packages() -> None:
+def test_help_needs_none_of_the_recommenders_packages() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['polars', 'narwhals', 'scipy', 'lightning', 'safetensors']));"
         "from typer.testing import CliRunner; from lbdrop.cli import app;"
@@ -158,6 +158,6 @@ def test_help_comes_without_the_recommenders_packages() -> None:
     assert "pip install 'lbdrop[recommend]'" in done.stdout
 
 
-def test_every_command_shows_an_example() -> None:
+def test_commands_show_an_example() -> None:
     for verb in ("fit", "evaluate", "score", "similar"):
         assert f"lbdrop recommend {verb} " in call(verb, "--help").output

@@ -21,13 +21,13 @@ def record() -> dict[str, Any]:
     return found
 
 
-def test_a_run_without_errors_is_summed_up(record: dict[str, Any]) -> None:
+def test_record_without_standard_errors_is_summarised(record: dict[str, Any]) -> None:
     said = _summary(record)
     assert f"ndcg@100 {record['test']['mean']['ndcg@100']:.4f}, " in said
     assert "±" not in said
 
 
-def test_a_run_without_errors_is_reported(record: dict[str, Any], tmp_path: Path) -> None:
+def test_record_without_standard_errors_is_reported(record: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(record))
     done = CliRunner().invoke(app, ["report", str(tmp_path / "run.json"), "--out", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output

@@ -42,7 +42,7 @@ def test_leading_zeros_make_a_column_text(tmp_path: Path) -> None:
     assert loaded.interactions_.users[0] == "000"
 
 
-def test_ids_that_survive_as_numbers_are_numbers_column_by_column(tmp_path: Path) -> None:
+def test_ids_become_numbers_column_by_column_where_nothing_is_lost(tmp_path: Path) -> None:
     loaded = Recommender.load(fit(tmp_path, [(user - 3, f"{item:02d}") for user, item in PAIRS]))
     assert loaded.items_.dtype == pl.String
     assert loaded.interactions_ is not None
@@ -53,7 +53,7 @@ def test_ids_that_survive_as_numbers_are_numbers_column_by_column(tmp_path: Path
     assert long.items_.dtype == pl.String
 
 
-def test_a_later_file_that_looks_like_numbers_joins_a_model_of_text(tmp_path: Path) -> None:
+def test_later_file_of_numbers_is_read_as_text_by_a_model_of_text(tmp_path: Path) -> None:
     rows = [(f"u{user}" if user == 11 else user, f"{item:02d}" if item == 5 else item) for user, item in PAIRS]
     model = fit(tmp_path, rows)
     history = [(3, 1), (3, 2), (3, 3), (3, 7)]
@@ -74,7 +74,7 @@ def test_a_later_file_that_looks_like_numbers_joins_a_model_of_text(tmp_path: Pa
     assert "nan" not in done.output
 
 
-def test_a_later_file_of_text_is_of_new_users_to_a_model_of_numbers(tmp_path: Path) -> None:
+def test_later_file_of_text_has_new_users_for_a_model_of_numbers(tmp_path: Path) -> None:
     model = fit(tmp_path, list(PAIRS))
     new = [(f"n{user}", item) for user, item in PAIRS]
     assert scored(model, write(tmp_path / "later.csv", new))["user_id"].n_unique() == 12
@@ -85,7 +85,7 @@ def test_a_later_file_of_text_is_of_new_users_to_a_model_of_numbers(tmp_path: Pa
     assert zeros["user_id"].unique().to_list() == ["03"]
 
 
-def test_numbers_among_text_are_refused_where_they_could_be_known(tmp_path: Path) -> None:
+def test_mixed_ids_are_refused_where_histories_may_match(tmp_path: Path) -> None:
     model = fit(tmp_path, list(PAIRS))
     for rows, words in (
         (
@@ -108,13 +108,13 @@ def test_numbers_among_text_are_refused_where_they_could_be_known(tmp_path: Path
     assert call("similar", model, "3").exit_code == 0
 
 
-def test_without_histories_a_later_file_may_have_any_users(tmp_path: Path) -> None:
+def test_later_file_may_have_any_users_without_histories(tmp_path: Path) -> None:
     file = write(tmp_path / "likes.csv", list(PAIRS))
     assert call("fit", file, "--method", "ease", "--no-histories", "--out", tmp_path / "model").exit_code == 0
     assert scored(tmp_path / "model", write(tmp_path / "a.csv", [(3, 1), ("x", 2)]))["user_id"].n_unique() == 2
 
 
-def test_a_weight_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_named_weight_column_must_exist(tmp_path: Path) -> None:
     file = write(tmp_path / "likes.csv", list(PAIRS))
     model = fit(tmp_path, list(PAIRS))
     for arguments in (("fit", file, "--out", tmp_path / "new"), ("evaluate", model, file), ("score", model, file)):
@@ -123,7 +123,7 @@ def test_a_weight_that_was_named_must_be_there(tmp_path: Path) -> None:
         assert "want the column 'ratng', got ['user_id', 'item_id'] without it; see --weight" in done.stderr
 
 
-def test_wrong_numbers_and_settings_with_options_of_their_own_are_one_line(tmp_path: Path) -> None:
+def test_wrong_option_values_are_one_line(tmp_path: Path) -> None:
     file = write(tmp_path / "likes.csv", list(PAIRS))
     for options, words in (
         (("--method", "slim", "--set", "alpha=-1"), "alpha: want at least 0, got -1"),

@@ -54,7 +54,7 @@ def numbers(records: list[dict]) -> list[object]:
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
-def test_every_method_goes_on_from_the_start_and_records_everything(method: str, start: recipes.Start) -> None:
+def test_methods_continue_from_the_start_and_record_everything(method: str, start: recipes.Start) -> None:
     records, maps = recipes.run(replace(SMALL, method=method), data(), start, progress=False)
     assert [r["method"] for r in records] == [row.name for row in recipes.METHODS[method].rows] == list(maps)
     for record in records:
@@ -85,7 +85,7 @@ def test_every_method_goes_on_from_the_start_and_records_everything(method: str,
         assert found["index"].tolist() == measure.chosen(5)
 
 
-def test_the_start_fits_every_method_whose_rates_are_its_own(start: recipes.Start) -> None:
+def test_common_start_fits_all_methods_and_leaves_their_rates(start: recipes.Start) -> None:
     for method, each in recipes.METHODS.items():
         network = recipes.build(replace(SMALL, method=method))
         found = network.load_state_dict(start.state, strict=False)
@@ -97,7 +97,7 @@ def test_the_start_fits_every_method_whose_rates_are_its_own(start: recipes.Star
     assert {value.dtype for value in kernels} == {torch.bfloat16}
 
 
-def test_a_method_goes_on_from_the_weights_of_the_start_under_the_bound_of_all_pixels(
+def test_method_continues_from_the_starts_weights_under_the_bound_of_all_pixels(
     start: recipes.Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[dict[str, Tensor], segment.Segmenter]] = []
@@ -132,7 +132,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize(("recipe", "method"), [("fast", "lbd"), ("paper", "mc")])
-def test_a_run_taken_up_again_equals_one_that_never_stopped(
+def test_resumed_run_equals_an_uninterrupted_one(
     recipe: str, method: str, start: recipes.Start, tmp_path: Path
 ) -> None:
     settings = replace(SMALL, method=method, optimizer=recipes.RECIPES[recipe].get("optimizer", SMALL.optimizer))
@@ -154,7 +154,7 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(
     assert [epoch["epoch"] for epoch in again[0][0]["history"]] == [0, 1]
 
 
-def test_a_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path) -> None:
+def test_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path) -> None:
     """Kernels, and the two moments that AdamW alone would keep of each, in bfloat16; under Muon it is one."""
     network = recipes.build(recipes.Settings())
     optimizer = torch.optim.AdamW(network.parameters())
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_the_whole_network_takes_less_than_60_mib(tmp_path: Path
     assert checkpoint["state_dict"]["network.middle.layers.0.dropout.logit"].dtype == torch.float32
 
 
-def test_the_paper_recipe_is_the_published_one() -> None:
+def test_paper_recipe_is_the_published_one() -> None:
     paper = replace(recipes.Settings(recipe="paper"), **recipes.RECIPES["paper"])
     assert (paper.batch, paper.epochs, paper.lr, paper.optimizer, paper.rate, paper.samples, paper.estimator) == (1, 700, 1e-4, "rmsprop", 0.2, 10, "arm")  # fmt: skip
     assert paper.rounds == ()
@@ -185,7 +185,7 @@ def test_the_paper_recipe_is_the_published_one() -> None:
     assert factors == pytest.approx([1, 1, 0.995, 0.995**699])
 
 
-def test_the_loss_of_an_image_is_the_mean_over_pixels_that_are_not_void() -> None:
+def test_image_loss_is_the_mean_over_pixels_that_are_not_void() -> None:
     class Says(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return logits
@@ -218,7 +218,7 @@ def test_re_estimated_statistics_are_those_of_the_state_that_predicts() -> None:
     assert torch.allclose(own, network(images), atol=0.05 * float(own.abs().max()))
 
 
-def test_the_command_from_files_to_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_goes_from_files_to_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import experiments.vision.camvid as reader
 
     monkeypatch.setattr(reader, "load", lambda path: data())
@@ -262,7 +262,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
-def test_a_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A CUDA graph cannot record the copy of such a tensor to the device.
     settings = replace(SMALL, method=method)
     network = recipes.build(settings)
@@ -286,7 +286,7 @@ def test_a_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pyte
     assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
 
 
-def test_rounds_of_a_start_follow_each_other_and_are_kept_one_by_one(tmp_path: Path) -> None:
+def test_rounds_of_a_start_run_in_order_and_are_saved_one_by_one(tmp_path: Path) -> None:
     two = replace(SMALL, rounds=(recipes.Round(1, batch=3), recipes.Round(2, batch=2, jitter=0.1)))
     first = recipes.common_start(two, data(), progress=False)
     second = recipes.common_start(two, data(), first, progress=False)

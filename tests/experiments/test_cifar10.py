@@ -40,7 +40,7 @@ TUNED = replace(SMALL, method="lbd-tuned-layer", epochs=5, look_every=1)
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
-def test_every_method_runs_and_records_everything(method: str) -> None:
+def test_methods_run_and_record_everything(method: str) -> None:
     data = images()
     foreign = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
     shifts = recipes.corruptions(data.test[:30]) if method == "lbd-unit" else None
@@ -69,12 +69,12 @@ def test_one_rate_is_one_parameter_and_the_grid_is_whole() -> None:
     assert sorted({run.rate for run in runs if run.method == "mc"}) == list(recipes.GRID)
 
 
-def test_the_paper_recipe_is_the_published_one() -> None:
+def test_paper_recipe_is_the_published_one() -> None:
     paper = replace(recipes.Settings(recipe="paper"), **recipes.RECIPES["paper"])
     assert (paper.size, paper.batch, paper.epochs, paper.lr, paper.augment, paper.samples, paper.rate) == (224, 64, 300, 1e-5, False, 10, 0.5)  # fmt: skip
 
 
-def test_the_schedule_rises_and_falls_to_zero() -> None:
+def test_schedule_rises_and_falls_to_zero() -> None:
     schedule = Schedule(2, 1.0, 1.0, warmup=0.1)
     factors = [schedule.factor(step, 100) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
@@ -85,7 +85,7 @@ def test_the_schedule_rises_and_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize("settings", [replace(SMALL, epochs=2), TUNED], ids=lambda settings: settings.method)
-def test_a_run_taken_up_again_equals_one_that_never_stopped(settings: recipes.Settings, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(settings: recipes.Settings, tmp_path: Path) -> None:
     data = images()
     whole = recipes.run(settings, data, progress=False)
     # Stop after one epoch: the schedule is that of all.
@@ -112,7 +112,7 @@ def test_a_run_taken_up_again_equals_one_that_never_stopped(settings: recipes.Se
     assert (again["test"], again["rates"]) == (whole["test"], whole["rates"])
 
 
-def test_the_command_from_files_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_goes_from_files_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import experiments.vision.cifar10 as reader
 
     monkeypatch.setattr(reader, "load", lambda path: images())

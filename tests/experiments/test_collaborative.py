@@ -56,7 +56,7 @@ def small(method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", recipes.ROWS)
-def test_every_row_of_the_table_runs_and_records_everything(method: str, split: Any) -> None:
+def test_rows_run_and_record_everything(method: str, split: Any) -> None:
     record = recipes.run("ml-1m", method, 0, split, changes=small(method), progress=False)
     assert json.loads(json.dumps(record, allow_nan=False))["method"] == method
     assert record["label"].startswith(recipes.ROWS[method].label)
@@ -99,7 +99,7 @@ def test_measures_are_those_of_the_chosen_model_on_each_part(split: Any) -> None
         assert record[name]["mean"] == pytest.approx(wanted)
 
 
-def test_the_same_seed_gives_the_same_record_and_another_does_not(split: Any) -> None:
+def test_same_seed_gives_the_same_record_and_another_does_not(split: Any) -> None:
     first, again, other = (
         recipes.run("ml-1m", "sivae-lbd-one", seed, split, changes=SMALL, progress=False) for seed in (0, 0, 1)
     )
@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_record_and_another_does_not(split: Any) ->
     assert first["history"][0]["loss"] != other["history"][0]["loss"]
 
 
-def test_a_run_needs_no_more_of_a_split_than_matrices(split: Any) -> None:
+def test_run_needs_only_the_matrices_of_a_split(split: Any) -> None:
     bare = SimpleNamespace(
         train=SimpleNamespace(rows=split.train.rows),
         validation=SimpleNamespace(fold_in=split.validation.fold_in, held_out=split.validation.held_out),
@@ -124,7 +124,7 @@ def test_a_run_needs_no_more_of_a_split_than_matrices(split: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
-def test_the_table_has_every_row_and_both_grids_and_names_are_its_own() -> None:
+def test_table_has_all_rows_and_both_grids_with_unique_names() -> None:
     runs = list(recipes.contestants("netflix", 2))
     assert len({one.name for one in runs}) == len(runs)
     assert {one.method for one in runs} == set(recipes.ROWS)
@@ -136,7 +136,7 @@ def test_the_table_has_every_row_and_both_grids_and_names_are_its_own() -> None:
     assert recipes.Run("netflix", "ease", 1).name == "netflix-ease-seed1"
 
 
-def test_published_schedules_are_the_published_ones_and_stretch_with_epochs_and_batch() -> None:
+def test_schedules_are_the_published_ones_and_stretch_with_epochs_and_batch() -> None:
     s = recipes.settings_of(recipes.Run("netflix", "vae-drop", 0, 0.3))
     assert (s.epochs, s.batch, s.anneal_steps, s.beta_cap, s.rate, s.dropout) == (100, 500, 200_000, 0.2, 0.3, "fixed")
     assert recipes.settings_of(recipes.Run("ml-20m", "vae")).epochs == 200
@@ -147,13 +147,13 @@ def test_published_schedules_are_the_published_ones_and_stretch_with_epochs_and_
     assert recipes.settings_of(recipes.Run("netflix", "vae"), {"anneal_steps": 7}).anneal_steps == 7
 
 
-def test_the_dense_grid_is_the_dense_encoder_with_a_fixed_rate_or_none() -> None:
+def test_dense_grid_is_the_dense_encoder_with_a_fixed_rate_or_none() -> None:
     some, none = (recipes.settings_of(recipes.Run("netflix", "vae-dense-drop", 0, rate)) for rate in (0.7, 0.0))
     assert (some.method, some.encoder, some.prior, some.dropout, some.rate) == ("vae-dense-drop", "dense", "normal", "fixed", 0.7)  # fmt: skip
     assert (none.encoder, none.dropout) == ("dense", "none")
 
 
-def test_a_self_tuned_rate_starts_where_it_is_told_and_the_run_is_named_after_it() -> None:
+def test_self_tuned_rate_starts_where_given_and_names_its_run() -> None:
     usual, high = (recipes.Run("ml-1m", "sivae-lbd-dense-tuned", 0, rate) for rate in (None, 0.7))
     assert recipes.settings_of(usual).rate == 0.05
     assert recipes.settings_of(high) == replace(recipes.settings_of(usual), rate=0.7)
@@ -170,14 +170,14 @@ def test_a_self_tuned_rate_starts_where_it_is_told_and_the_run_is_named_after_it
         ({"dataset": "msd", "method": "sivae-lbd-tuned", "rate": 0.0}, "more than 0"),
     ],
 )
-def test_a_wrong_cell_says_what_there_is(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_run_is_an_error_that_lists_the_choices(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(DropoutError, match=said):
         recipes.Run(**wrong)
     with pytest.raises(DropoutError, match="no colour"):
         recipes.settings_of(recipes.Run("msd", "vae"), {"colour": 1})
 
 
-def test_a_schedule_that_is_not_the_published_one_is_told(split: Any) -> None:
+def test_protocol_says_where_a_schedule_is_not_the_published_one(split: Any) -> None:
     scaled = recipes.run("netflix", "vae", 0, split, changes=SMALL, progress=False)
     assert "scaled from 100 epochs of batches of 500" in scaled["protocol"]
     own = recipes.run("ml-1m", "vae", 0, split, changes=SMALL, progress=False)
@@ -220,7 +220,7 @@ def command(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_runs_skips_what_is_there_and_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_command_skips_finished_runs_and_continues(folder: Path, tmp_path: Path) -> None:
     call = ["reproduce", "ml-1m", "--method", "vae-drop,popularity", "--data", folder, "--out", tmp_path, "--epochs", 1]
     call += ["--batch", 20, "--change", "hidden=8", "--change", "latent=4", "--change", "activation=relu"]
     code, output = command(*call)
@@ -234,7 +234,7 @@ def test_the_command_runs_skips_what_is_there_and_goes_on(folder: Path, tmp_path
     assert (tmp_path / "ml-1m-popularity-seed0.json").exists()
 
 
-def test_one_failing_run_does_not_end_the_table(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_run_does_not_end_the_table(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = recipes.run
 
     def run(name: str, method: str, *rest: Any, **options: Any) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_one_failing_run_does_not_end_the_table(folder: Path, tmp_path: Path, mo
     assert [path.name for path in tmp_path.glob("*.json")] == ["ml-1m-popularity-seed0.json"]
 
 
-def test_an_interrupted_run_is_taken_up_from_its_state(folder: Path, tmp_path: Path) -> None:
+def test_interrupted_run_resumes_from_its_state(folder: Path, tmp_path: Path) -> None:
     call = ["reproduce", "ml-1m", "--method", "vae", "--data", folder, "--out", tmp_path, "--resume", "--batch", 20]
     call += ["--change", "hidden=8", "--change", "latent=4", "--change", "anneal_steps=9"]
     assert command(*call, "--epochs", 1)[0] == 0
@@ -263,7 +263,7 @@ def test_an_interrupted_run_is_taken_up_from_its_state(folder: Path, tmp_path: P
     assert len(second["history"]) == 2
 
 
-def test_data_that_are_not_prepared_or_are_others_say_the_next_step(folder: Path, tmp_path: Path) -> None:
+def test_missing_or_other_data_are_errors_with_the_next_step(folder: Path, tmp_path: Path) -> None:
     code, output = command("reproduce", "netflix", "--data", tmp_path / "none", "--out", tmp_path)
     assert code == 1
     assert "lbdrop data prepare netflix" in output.replace("\n", " ")
@@ -277,7 +277,7 @@ def test_data_that_are_not_prepared_or_are_others_say_the_next_step(folder: Path
         assert said in output
 
 
-def test_a_sample_follows_the_protocol_on_some_of_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_follows_the_protocol_on_some_of_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "SAMPLES", {"ml-1m-sample": samples.Sample(40, 8)})
     prepared = load(folder)
     drawn, again = (samples.split(prepared, "ml-1m-sample") for _ in range(2))
@@ -290,7 +290,7 @@ def test_a_sample_follows_the_protocol_on_some_of_the_users(folder: Path, monkey
     assert (whole.train.rows != same.train.rows).nnz == 0
 
 
-def test_a_sample_runs_from_the_whole_data_and_is_reported_with_titles(
+def test_sample_runs_from_the_complete_data_and_is_reported_with_titles(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "SAMPLES", {"netflix-sample": samples.Sample(40, 8)})
@@ -320,7 +320,7 @@ def test_a_sample_runs_from_the_whole_data_and_is_reported_with_titles(
     assert "lbdrop data prepare netflix SOURCE" in output.replace("\n", " ")
 
 
-def test_the_report_builds_from_the_commands_records_with_titles(folder: Path, tmp_path: Path) -> None:
+def test_report_builds_from_the_commands_records_with_titles(folder: Path, tmp_path: Path) -> None:
     call = ["reproduce", "ml-1m", "--data", folder, "--out", tmp_path / "runs", "--epochs", 2, "--batch", 20]
     call += ["--change", "hidden=8", "--change", "latent=4", "--method"]
     assert command(*call, "vae,sivae-lbd,sivae-lbd-tuned,ease,vae-drop")[0] == 0

@@ -35,7 +35,7 @@ def prepared(tmp_path: Path) -> Prepared:
     return prepare("ml-20m", ml_20m(tmp_path / "in"), tmp_path / "out", allow_partial=True, held_out_users=10)
 
 
-def test_what_is_written_is_read_back(prepared: Prepared, tmp_path: Path) -> None:
+def test_prepared_set_is_read_back_as_written(prepared: Prepared, tmp_path: Path) -> None:
     back = load_prepared(tmp_path / "out" / "ml-20m")
     rows, again = prepared.interactions.rows, back.interactions.rows
     assert np.array_equal(rows.toarray(), again.toarray())
@@ -69,7 +69,7 @@ def test_likes_are_those_of_the_protocol(prepared: Prepared, tmp_path: Path) -> 
     )
 
 
-def test_titles_stand_by_their_items_and_an_id_where_there_is_none(prepared: Prepared) -> None:
+def test_titles_belong_to_their_items_and_default_to_ids(prepared: Prepared) -> None:
     for item, title in zip(prepared.interactions.items, prepared.titles, strict=True):
         assert title == (f"Film, the {item}th" if item % 3 else str(item))
 
@@ -109,13 +109,13 @@ def test_damage_is_noticed(prepared: Prepared, tmp_path: Path, file: str) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 2}', '{"format": 1, "sha256": {}, "name": 3}'])
-def test_a_manifest_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+def test_manifest_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(DropoutError, match="want"):
         load_prepared(tmp_path)
 
 
-def test_a_failed_preparation_leaves_what_was_there(prepared: Prepared, tmp_path: Path) -> None:
+def test_failed_preparation_leaves_the_old_set(prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(DropoutError, match="want 20,000,263 ratings"):
         prepare("ml-20m", tmp_path / "in", tmp_path / "out")
     with pytest.raises(DropoutError, match="held_out_users: want 1 to"):
@@ -123,7 +123,7 @@ def test_a_failed_preparation_leaves_what_was_there(prepared: Prepared, tmp_path
     assert load_prepared(tmp_path / "out" / "ml-20m").manifest == prepared.manifest
 
 
-def test_a_write_that_breaks_off_leaves_what_was_there(
+def test_interrupted_write_leaves_the_old_set(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: pl.DataFrame, path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_write_that_breaks_off_leaves_what_was_there(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ml-20m"]
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "ml-20m").mkdir(parents=True)
     (tmp_path / "out" / "ml-20m" / "thesis.txt").write_text("years of work")
     with pytest.raises(DropoutError, match=r"want a place for a data set, got thesis\.txt there"):

@@ -33,7 +33,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
-def test_every_contestant_runs_and_gives_a_complete_record(name: str, small_data: Path) -> None:
+def test_contestants_run_and_give_a_complete_record(name: str, small_data: Path) -> None:
     contestant = CONTESTANTS[name]
     follows = contestant.rule in RELEASING  # these measure for a while before they move rates
     epochs = 12 if follows else 3
@@ -52,7 +52,7 @@ def test_every_contestant_runs_and_gives_a_complete_record(name: str, small_data
         assert record["test"]["deterministic"] == record["test"]["masks"]
 
 
-def test_a_seed_has_the_same_weights_and_batches_for_every_contestant() -> None:
+def test_seed_gives_all_contestants_the_same_weights_and_batches() -> None:
     task = tiny_task()
     data = task.data(Path(), 3)
     weights = []
@@ -71,7 +71,7 @@ def test_rates_over_training_are_noted_at_no_more_than_twenty_points_beside_the_
     assert len(epochs) <= run.POINTS + 1
 
 
-def test_training_stops_after_every_epoch_and_counts_none_of_the_time_of_others() -> None:
+def test_training_yields_after_each_epoch_and_times_only_itself() -> None:
     training = run.Training(TASKS["digits"], CONTESTANTS["fixed-0.1"], 0, epochs=2)
     begin, waited = time.perf_counter(), 0.0
     for epoch in training:
@@ -83,7 +83,7 @@ def test_training_stops_after_every_epoch_and_counts_none_of_the_time_of_others(
     assert 0 < training.seconds["train"] <= time.perf_counter() - begin - waited
 
 
-def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
+def test_prior_on_masks_holds_rates_at_one_half() -> None:
     model = lbdrop.convert(nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.1), nn.Linear(50, 2)), verbose=False)
     objective = Objective(model, MaskPrior())
     optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, 0.1, lr=1e-3))
@@ -95,7 +95,7 @@ def test_a_prior_on_masks_holds_rates_at_one_half() -> None:
     assert learned_layers(model)["1"].p == pytest.approx(0.5, abs=0.03)
 
 
-def test_starts_run_on_the_tasks_that_compare_them() -> None:
+def test_contestants_with_starts_run_on_the_tasks_that_compare_them() -> None:
     everyone = {each.name for each in chosen("all", TASKS["digits"])}
     assert everyone == {
         name for name, each in CONTESTANTS.items() if not each.retrained and not name.startswith("tuned-layer-")
@@ -114,7 +114,7 @@ def test_starts_run_on_the_tasks_that_compare_them() -> None:
     assert [task.name for task in chosen_tasks("all-small")] == list(SMALL)
 
 
-def test_batches_come_in_a_new_order_and_whole() -> None:
+def test_batches_are_complete_and_in_a_new_order() -> None:
     examples = torch.arange(10.0)[:, None], torch.arange(10)
     batches = Batches(examples, 4, torch.Generator().manual_seed(0))
     first, second = list(batches), list(batches)
@@ -126,7 +126,7 @@ def test_batches_come_in_a_new_order_and_whole() -> None:
 # ------------------------------------------------------------------------------------------------------- table, resume
 
 
-def test_verdicts_are_those_of_a_paired_t_test_done_by_hand() -> None:
+def test_verdicts_equal_a_paired_t_test_by_hand() -> None:
     # Differences −1, −2, −3: mean −2, standard error 1/√3, t = −2√3 with 2 degrees of freedom, p = 1 − t/√(2 + t²) = .0742.
     found = verdicts.paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
     assert found["p"] == pytest.approx(1 - math.sqrt(12 / 14))
@@ -167,7 +167,7 @@ def made_records() -> list[dict[str, Any]]:
     return found
 
 
-def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None:
+def test_grid_search_is_one_per_seed_and_the_oracle_uses_the_test() -> None:
     found = table.summary(made_records())
     assert found["chosen"]["deterministic"]["rates"] == [0.3, 0.5, 0.5]
     assert found["chosen"]["masks"]["nll"] == pytest.approx(0.5)
@@ -181,7 +181,7 @@ def test_each_seed_is_one_grid_search_and_the_oracle_looks_at_the_test() -> None
     assert found["cost"]["grid_seconds"] == 14.0
 
 
-def test_runs_of_an_earlier_rule_are_called_so() -> None:
+def test_runs_of_an_earlier_rule_are_marked() -> None:
     records = made_records()
     assert not any(row["earlier_rule"] for row in table.summary(records)["contestants"].values())
     tuned = next(record for record in records if record["contestant"] == "balanced-layer")
@@ -193,7 +193,7 @@ def test_runs_of_an_earlier_rule_are_called_so() -> None:
     )
 
 
-def test_what_the_grid_chose_is_trained_again_and_what_gives_data_back_is_compared_with_it() -> None:
+def test_grid_choice_is_retrained_and_rules_that_release_data_are_compared_with_it() -> None:
     records = made_records()
     assert [who.name for who in table.retraining(records, 0)] == ["fixed-0.3-retrained"]
     assert table.retraining([r for r in records if r["contestant"] != "fixed-0.7"], 0) == []
@@ -208,7 +208,7 @@ def test_what_the_grid_chose_is_trained_again_and_what_gives_data_back_is_compar
     assert not [name for name in found["contestants"] if name.endswith("retrained")]
 
 
-def test_times_of_a_gpu_are_compared_with_a_gpus() -> None:
+def test_gpu_times_are_compared_with_gpu_times_only() -> None:
     records = [r | {"provenance": {"hardware": "NVIDIA H200"}} for r in made_records()]
     assert table.summary(records)["contestants"]["balanced-layer"]["cost_in_fixed_runs"] == 1.0  # by the clock
     mixed = [r if r["contestant"] == "balanced-layer" else old for r, old in zip(records, made_records(), strict=True)]
@@ -217,7 +217,7 @@ def test_times_of_a_gpu_are_compared_with_a_gpus() -> None:
     assert table.summary(grid)["cost"]["grid_seconds"] is None
 
 
-def test_a_grid_that_is_not_complete_gives_no_verdict() -> None:
+def test_incomplete_grid_gives_no_verdict() -> None:
     records = [record for record in made_records() if record["contestant"] != "fixed-0.7"]
     found = table.summary(records)
     assert found["seeds"] == []
@@ -234,7 +234,7 @@ def test_starts_are_compared_layer_by_layer() -> None:
     assert starts["apart_mean_rate"] == pytest.approx(0.25)
 
 
-def test_an_older_record_of_the_same_run_is_replaced_and_other_settings_run_again(tmp_path: Path) -> None:
+def test_older_record_of_the_same_run_is_replaced_and_other_settings_run_again(tmp_path: Path) -> None:
     task, path, who = tiny_task(), tmp_path / "tiny.json", CONTESTANTS["none"]
     for nll in (1.0, 2.0):
         run.write(path, task, made_record(who, 0, nll, nll))
@@ -293,5 +293,5 @@ def test_command_ends_in_one_line_where_data_or_names_are_missing(
         assert len(result.output.strip().splitlines()) == 1
 
 
-def test_a_figure_needs_balanced_rates(tmp_path: Path) -> None:
+def test_figure_needs_balanced_rates(tmp_path: Path) -> None:
     assert figure.save({"tiny": [made_record(CONTESTANTS["none"], 0, 1.0, 1.0)]}, tmp_path / "rates.png") is None

@@ -53,7 +53,7 @@ def task(nll: float, verdict: str, p: float) -> dict:
     }
 
 
-def test_a_line_of_the_table() -> None:
+def test_table_line_shows_grid_learned_rates_and_verdicts() -> None:
     whole = {"digits": task(0.12345, "better", 0.00123), "uci-yacht": task(2.0, "worse", 4.6e-5), "elsewhere": {}}
     _, _, digits, yacht = docs_tables.verdicts(whole, "deterministic")
     cell = ".1235, **better** (p .0012)"

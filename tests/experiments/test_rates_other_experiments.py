@@ -37,7 +37,7 @@ def experiments(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_grid_is_chosen_on_validation_seed_by_seed_and_more_ndcg_is_better(experiments: Path) -> None:
+def test_grid_is_chosen_on_validation_seed_by_seed_and_more_ndcg_is_better(experiments: Path) -> None:
     found = other_experiments.summarise(experiments)
     assert set(found) == {"recommender-ml-1m-dense"}
     dense = found["recommender-ml-1m-dense"]
@@ -61,13 +61,13 @@ def test_runs_of_another_length_and_seeds_without_a_whole_grid_do_not_count(expe
     assert dense["contestants"]["SIVAE-LBD-DENSE"]["runs"] == 3
 
 
-def test_without_a_grid_or_without_learned_runs_there_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_comparison_needs_a_grid_and_learned_runs(tmp_path: Path) -> None:
     assert other_experiments.summarise(tmp_path) == {}
     recommender(tmp_path, "vae-dense-drop", 0, 0.1, (0.4, 0.4))
     assert other_experiments.summarise(tmp_path) == {}
 
 
-def test_a_sample_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+def test_sample_is_separate_from_the_complete_data(tmp_path: Path) -> None:
     for dataset, level in (("netflix", 0.3), ("netflix-sample", 0.2)):
         recommender(tmp_path, "vae-dense-drop", 0, 0.5, (level, level), dataset=dataset)
         recommender(tmp_path, "sivae-lbd-dense", 0, None, (level, level), dataset=dataset)
@@ -78,7 +78,7 @@ def test_a_sample_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     }
 
 
-def test_less_loss_is_better_on_images(tmp_path: Path) -> None:
+def test_lower_loss_is_better_on_images(tmp_path: Path) -> None:
     results = tmp_path / "cifar10" / "results"
     results.mkdir(parents=True)
     for seed in range(3):

@@ -24,7 +24,7 @@ from lbdrop.errors import DropoutError
 
 
 @pytest.mark.process
-def test_runs_in_other_processes_are_those_of_this_one(tmp_path: Path) -> None:
+def test_runs_in_other_processes_equal_those_of_this_one(tmp_path: Path) -> None:
     jobs = [Job("digits", name, 0, tmp_path, epochs=1) for name in ("none", "fixed-0.3", "tuned-layer")]
     without_data = Job("uci-boston", "none", 0, tmp_path)
     alone, beside = (dict(pool.outcomes([*jobs, without_data], workers)) for workers in (1, 2))
@@ -51,7 +51,7 @@ class Told:
 
 
 @pytest.mark.process
-def test_processes_keep_their_memory_unless_told_otherwise_and_this_one_is_left_alone(
+def test_worker_processes_keep_their_memory_and_this_one_is_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in pool.KEEPING_MEMORY:
@@ -64,7 +64,7 @@ def test_processes_keep_their_memory_unless_told_otherwise_and_this_one_is_left_
     assert os.environ["MALLOC_TRIM_THRESHOLD_"] == "123"
 
 
-def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(task: object, contestant: object, seed: int, **rest: object) -> dict[str, int]:
         if seed == 1:
             raise DropoutError("diverged")
@@ -79,7 +79,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.process
-def test_nothing_runs_on_when_nobody_waits(tmp_path: Path) -> None:
+def test_workers_end_when_the_results_are_not_wanted(tmp_path: Path) -> None:
     jobs = [Job("digits", "none", 0, tmp_path, epochs=1)]
     jobs += [Job("digits", "kl-layer", seed, tmp_path, epochs=10_000) for seed in range(3)]  # half an hour
     found = pool.outcomes(jobs, 2)
@@ -93,7 +93,7 @@ def test_nothing_runs_on_when_nobody_waits(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_memory_that_is_short_ends_one_run_and_not_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_ends_one_run_and_not_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(task: object, contestant: object, seed: int, **rest: object) -> dict[str, int]:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
@@ -103,7 +103,7 @@ def test_memory_that_is_short_ends_one_run_and_not_the_others(tmp_path: Path, mo
 
 
 @pytest.mark.process
-def test_a_process_that_is_killed_is_an_error_and_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_alone", partial(os._exit, 9))  # as the kernel does where memory is short
     with pytest.raises(DropoutError, match="a process was killed.*try fewer than 2 workers"):
         list(pool.outcomes([Job("digits", "none", seed, tmp_path, epochs=1) for seed in range(2)], 2))
@@ -176,7 +176,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(early: bool, tmp_
 
 
 @pytest.mark.process
-def test_workers_end_with_the_process_that_asked_them(tmp_path: Path) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     with started(tmp_path, "kl-unit,loss-unit,prior-unit") as process:
         wait_for(lambda: len(members(process.pid)) > 2, process)
         time.sleep(8)  # until they have begun
@@ -205,7 +205,7 @@ def test_runs_that_fail_are_said_at_the_end(tmp_path: Path, monkeypatch: pytest.
     assert "digits, no dropout, seed 0: diverged; the same command tries again" in done.output
 
 
-def test_a_device_that_is_not_there_ends_in_one_line(tmp_path: Path) -> None:
+def test_missing_device_is_one_line(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(reproduce_rates.rates)
     for device in ("cuda:99", "abacus", "meta"):

@@ -15,7 +15,7 @@ from experiments.rates.tasks import TASKS
 from lbdrop.cli import app
 
 
-def test_contestants_of_one_run_are_run_once_and_each_has_its_record(
+def test_contestants_with_a_shared_run_train_once_and_each_has_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Balanced noise starts at .05: made to start there it is the same run, number by number."""

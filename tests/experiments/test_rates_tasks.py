@@ -29,7 +29,7 @@ from lbdrop.recommend.prepared import load_prepared
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_loads_builds_and_takes_a_step(name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_load_build_and_take_a_step(name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "SIZES", (4, 4, 4))
     monkeypatch.setattr(samples, "SAMPLES", {"netflix-sample": samples.Sample(40, 10)})
     classes = torch.arange(40) % 10
@@ -57,7 +57,7 @@ def test_every_task_loads_builds_and_takes_a_step(name: str, small_data: Path, m
 
 
 @pytest.mark.parametrize("name", ["digits", "fashion-1000-mlp", "uci-yacht", "text"])
-def test_parts_share_no_example_and_the_seed_decides(name: str, small_data: Path) -> None:
+def test_parts_share_no_example_and_depend_on_the_seed(name: str, small_data: Path) -> None:
     task = TASKS[name]
     data = task.data(small_data, 0)
     if name != "text":  # whose windows may say the same
@@ -76,7 +76,7 @@ def test_parts_share_no_example_and_the_seed_decides(name: str, small_data: Path
         assert torch.equal(data.train[0][:, 1:], data.train[1][:, :-1])
 
 
-def test_no_character_sees_those_after_it() -> None:
+def test_characters_see_only_those_before_them() -> None:
     model = text.Characters(20, 0.1).eval()
     x = torch.randint(0, 20, (2, text.CONTEXT))
     later = x.clone()
@@ -96,7 +96,9 @@ def test_official_files_read_like_the_packed_ones(small_data: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["fashion-1000-mlp", "uci-yacht"])
-def test_missing_data_say_where_to_get_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_errors_that_say_where_to_get_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(images, "PLACES", images.PLACES[:1])  # this machine may have Debian's package
     with pytest.raises(DropoutError, match="github.com"):
         TASKS[name].data(tmp_path, 0)
@@ -115,7 +117,7 @@ def test_regression_measures_are_in_the_datas_own_units() -> None:
     assert deterministic == pytest.approx(float(task.losses(model, x, y).mean().detach()), rel=1e-5)
 
 
-def test_likes_are_split_by_the_protocol_and_known_ones_are_no_answer(small_data: Path) -> None:
+def test_likes_are_split_by_the_protocol_and_fold_in_items_are_no_target(small_data: Path) -> None:
     (rows, wanted), *held = TASKS["ml-1m-paper"].data(small_data, 0)[:3]
     assert torch.equal(wanted > 0, rows)
     assert (len(rows), recommendation.pieces(wanted)) == (40, pytest.approx(9.0))
@@ -127,7 +129,7 @@ def test_likes_are_split_by_the_protocol_and_known_ones_are_no_answer(small_data
         torch.testing.assert_close(y.clamp(min=0).sum(1), torch.ones(len(y)))
 
 
-def test_likes_are_measured_by_hand() -> None:
+def test_like_measures_equal_a_calculation_by_hand() -> None:
     # Two users with one like held out, and one without; what is known is neither counted nor ranked.
     y = torch.tensor([[-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0], [-1.0, 0.0, 0.0, 0.0]])
     p = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.3, 0.1, 0.4, 0.2], [0.3, 0.1, 0.4, 0.2]])
@@ -137,7 +139,7 @@ def test_likes_are_measured_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["ml-1m-paper", "ml-1m-dense"])
-def test_a_users_bound_has_its_kl_in_training_alone(name: str, small_data: Path) -> None:
+def test_user_bound_has_its_kl_only_in_training(name: str, small_data: Path) -> None:
     task = TASKS[name]
     data = task.data(small_data, 0)
     torch.manual_seed(0)
@@ -157,7 +159,7 @@ def test_a_users_bound_has_its_kl_in_training_alone(name: str, small_data: Path)
     assert not torch.allclose(loss, at_test)
 
 
-def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) -> None:
+def test_held_out_likes_are_not_released_into_training(small_data: Path) -> None:
     for name, back in (("ml-1m-paper", None), ("digits", 600)):
         task = TASKS[name]
         data = task.data(small_data, 0)
@@ -171,7 +173,7 @@ def test_pairs_of_known_and_held_out_likes_are_not_trained_on(small_data: Path) 
         chosen("grid,fixed-0.5-retrained", TASKS["ml-1m-paper"])
 
 
-def test_the_dense_encoder_adds_up_all_layers_before() -> None:
+def test_dense_encoder_adds_up_all_layers_before() -> None:
     torch.manual_seed(0)
     dense, h = recommendation.Dense(4, 3), torch.randn(2, 4)
     first = dense.norms[0](F.silu(h))
@@ -180,9 +182,7 @@ def test_the_dense_encoder_adds_up_all_layers_before() -> None:
     torch.testing.assert_close(dense(h), third)
 
 
-def test_what_the_head_reads_is_what_vgg_makes_of_enlarged_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_features_are_vggs_of_enlarged_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     official = cifar10.Images(
         torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 10,
         torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.arange(4),
@@ -209,7 +209,7 @@ def test_what_the_head_reads_is_what_vgg_makes_of_enlarged_images(
     torch.testing.assert_close(torch.cat([train[1], validation[1]]).bincount(), torch.full((10,), 2))
 
 
-def test_a_prior_on_masks_counts_those_that_an_observation_has(small_data: Path) -> None:
+def test_prior_on_masks_counts_those_that_an_observation_has(small_data: Path) -> None:
     task = TASKS["ml-1m-paper"]
     data = task.data(small_data, 0)
     objective = build_objective(
@@ -225,7 +225,7 @@ def test_a_prior_on_masks_counts_those_that_an_observation_has(small_data: Path)
     assert objective.rule.weight == 1 / 20  # films
 
 
-def test_a_prior_on_weights_is_shared_by_all_observations_of_an_example() -> None:
+def test_prior_on_weights_is_shared_by_all_observations_of_an_example() -> None:
     task = TASKS["text"]
     model = build_network(CONTESTANTS["kl-layer"], task, task.data(Path(), 0))
     objective = build_objective(CONTESTANTS["kl-layer"], model, task, task.data(Path(), 0), 10, torch.Generator())

@@ -106,7 +106,7 @@ PACKED: dict[str, Callable[[Path, dict[str, bytes]], Path]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("pack", PACKED)
-def test_rows_and_titles_come_out_however_they_are_packed(name: str, pack: str, tmp_path: Path) -> None:
+def test_rows_and_titles_are_read_from_every_packing(name: str, pack: str, tmp_path: Path) -> None:
     ratings = read(name, PACKED[pack](tmp_path / "in", FILES[name]))
     assert ratings.frame.rows() == ROWS[name]
     assert ratings.frame.columns == ["user_id", "item_id", "weight"]
@@ -117,9 +117,7 @@ def test_rows_and_titles_come_out_however_they_are_packed(name: str, pack: str, 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("size", [70, 90, 150])
-def test_blocks_of_any_size_give_the_same_rows(
-    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_sizes_give_the_same_rows(name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = folder(tmp_path, FILES[name])
     calls: list[tuple[int, int]] = []
     whole = official_files.blocks
@@ -129,7 +127,7 @@ def test_blocks_of_any_size_give_the_same_rows(
     assert calls[-1][0] == calls[-1][1] > 0
 
 
-def test_netflix_as_on_kaggle_and_as_a_tar_in_a_tar(tmp_path: Path) -> None:
+def test_netflix_is_read_as_on_kaggle_and_as_a_tar_in_a_tar(tmp_path: Path) -> None:
     joined = list(MOVIES.values())
     kaggle = {
         "combined_data_1.txt": joined[0] + joined[1],
@@ -150,7 +148,7 @@ def test_netflix_as_on_kaggle_and_as_a_tar_in_a_tar(tmp_path: Path) -> None:
         assert dict(ratings.titles.rows()) == NAMES["netflix"]
 
 
-def test_a_movie_goes_on_in_the_next_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_movie_continues_in_the_next_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(user, 7, 1 + user % 5) for user in range(1, 60)] + [(3, 8, 5)]
     lines = ["7:", *(f"{user},{rating},2005-01-01" for user, _, rating in rows[:-1]), "8:", "3,5,2005-01-01"]
     at = folder(tmp_path, {"combined_data_1.txt": "\n".join(lines).encode()})
@@ -159,7 +157,7 @@ def test_a_movie_goes_on_in_the_next_block(tmp_path: Path, monkeypatch: pytest.M
     assert read("netflix", at, allow_partial=True).frame.rows() == rows
 
 
-def test_a_file_alone_is_enough_and_titles_beside_it_are_found(tmp_path: Path) -> None:
+def test_single_file_is_enough_and_titles_beside_it_are_found(tmp_path: Path) -> None:
     at = folder(tmp_path, ML_20M) / "ratings.csv"
     assert read("ml-20m", at).titles is not None
     (tmp_path / "movies.csv").unlink()
@@ -213,7 +211,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("case", BAD_LINES, ids=lambda case: f"{case[0]}-{case[3][:12]!r}")
-def test_a_bad_line_is_named(case: tuple[str, str, bytes, bytes], tmp_path: Path) -> None:
+def test_bad_line_is_named(case: tuple[str, str, bytes, bytes], tmp_path: Path) -> None:
     name, file, good, bad = case
     assert good in FILES[name][file]
     at = folder(tmp_path, FILES[name] | {file: FILES[name][file].replace(good, bad, 1)})
@@ -238,7 +236,7 @@ def test_random_damage_never_ends_in_a_traceback(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("pack", ["a zip", "a tar.gz"])
-def test_a_truncated_or_garbled_archive_is_refused(pack: str, tmp_path: Path) -> None:
+def test_truncated_or_garbled_archive_is_refused(pack: str, tmp_path: Path) -> None:
     at = PACKED[pack](tmp_path / "in", {"ratings.csv": ML_20M["ratings.csv"] * 50})
     whole = at.read_bytes()
     for broken in (
@@ -253,7 +251,7 @@ def test_a_truncated_or_garbled_archive_is_refused(pack: str, tmp_path: Path) ->
             read("ml-20m", at)
 
 
-def test_nothing_there_and_nothing_of_it_there_are_told_apart(tmp_path: Path) -> None:
+def test_missing_folder_and_folder_without_the_files_are_different_errors(tmp_path: Path) -> None:
     with pytest.raises(
         DropoutError,
         match=r"nowhere: want ratings.csv of MovieLens-20M, got nothing there; check the path, or see https",
@@ -269,7 +267,7 @@ def test_nothing_there_and_nothing_of_it_there_are_told_apart(tmp_path: Path) ->
         read("ml-100k", tmp_path)
 
 
-def test_an_archive_writes_nothing_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_archive_writes_nothing_and_links_are_not_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_bytes(ML_20M["ratings.csv"])
     made = io.BytesIO()
@@ -296,7 +294,7 @@ def packed_rows(rows: list[list[int]]) -> dict[str, np.ndarray]:
     }
 
 
-def test_the_compact_netflix_form_unpacks(tmp_path: Path) -> None:
+def test_compact_netflix_form_unpacks(tmp_path: Path) -> None:
     rows = [[0, 3, 700], [], [5], [1, 2, 699], []]
     movie_id = np.arange(1000, 1000 + 701, dtype=np.int32)[::-1]
     path = tmp_path / "netflix.npz"
@@ -312,7 +310,7 @@ def test_the_compact_netflix_form_unpacks(tmp_path: Path) -> None:
         pl.DataFrame({"user_id": [9] * 5, "item_id": range(1000, 1005)}, schema=ratings.frame.schema)))).users) == 1  # fmt: skip
 
 
-def test_the_compact_ml_1m_form_is_read_and_checked(tmp_path: Path) -> None:
+def test_compact_ml_1m_form_is_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "ml-1m.npz"
     good = {
         "user": np.array([0, 1, 1]),
@@ -341,7 +339,7 @@ def test_the_compact_ml_1m_form_is_read_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "at_least", "user_items", "item_users", "held_out"), [("ml-20m", 4, 5, 0, 10_000), ("netflix", 4, 5, 0, 40_000), ("msd", 1, 20, 200, 50_000), ("ml-1m", 4, 5, 0, 750)])  # fmt: skip
-def test_the_table_of_protocols_is_the_published_one(
+def test_table_of_protocols_is_the_published_one(
     name: str, at_least: int, user_items: int, item_users: int, held_out: int
 ) -> None:
     assert PROTOCOLS[name].settings() == {

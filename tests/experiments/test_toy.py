@@ -72,7 +72,7 @@ def test_data_come_from_the_same_network_without_relu_and_dropout(generator: tor
     torch.testing.assert_close(residuals, torch.zeros_like(residuals), atol=1e-5, rtol=0)
 
 
-def test_slopes_are_what_autograd_gives(problem: recipes.Problem, generator: torch.Generator) -> None:
+def test_slopes_equal_autograds(problem: recipes.Problem, generator: torch.Generator) -> None:
     z = torch.rand(4, *problem.reach.shape, generator=generator).requires_grad_()
     (slopes,) = torch.autograd.grad(problem.losses(z).sum(), z)
     torch.testing.assert_close(problem.slopes(z.detach()), slopes)
@@ -91,7 +91,7 @@ def test_concrete_is_the_gradient_through_the_relaxed_mask(
 
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("active_only", [False, True])
-def test_only_concrete_is_biased(problem: recipes.Problem, generator: torch.Generator, active_only: bool) -> None:
+def test_concrete_alone_is_biased(problem: recipes.Problem, generator: torch.Generator, active_only: bool) -> None:
     keeps = recipes.square(SMALL, 3)[[1, 2, 5, 7]] * 0.8
     estimates = partial(recipes.estimate, draws=400, temperature=0.1, generator=generator, active_only=active_only)
     _, found = recipes.accuracy(problem, keeps.unbind(), estimates)
@@ -100,9 +100,7 @@ def test_only_concrete_is_biased(problem: recipes.Problem, generator: torch.Gene
     assert found["concrete"].z.abs().max() > 6
 
 
-def test_chunks_do_not_change_how_many_estimates_come_back(
-    problem: recipes.Problem, generator: torch.Generator
-) -> None:
+def test_chunks_do_not_change_the_number_of_estimates(problem: recipes.Problem, generator: torch.Generator) -> None:
     draws = recipes.CHUNK + 3
     for estimates in recipes.estimate(problem, torch.tensor([0.4, 0.6]), draws, 0.1, generator).values():
         assert estimates.shape == (draws, 2)
@@ -161,9 +159,7 @@ def test_same_seed_gives_the_same_numbers() -> None:
         assert first[part] == second[part]
 
 
-def test_without_the_experiments_the_command_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_without_experiments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "experiments", None)

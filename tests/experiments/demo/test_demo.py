@@ -41,7 +41,7 @@ def result_of(quick: tuple[Path, str]) -> dict[str, Any]:
     )
 
 
-def test_the_command_leaves_a_page_and_a_json_and_says_where(quick: tuple[Path, str]):
+def test_command_writes_a_page_and_a_json_and_prints_their_paths(quick: tuple[Path, str]):
     out, output = quick
     assert sorted(path.name for path in out.iterdir()) == [
         "index.html",
@@ -54,7 +54,7 @@ def test_the_command_leaves_a_page_and_a_json_and_says_where(quick: tuple[Path, 
     assert all(name in output for name in (*SHOP_CONTESTANTS, "oracle"))
 
 
-def test_the_shop_is_left_as_files_that_fit_and_serve_take(quick: tuple[Path, str]):
+def test_shop_files_are_accepted_by_fit_and_serve(quick: tuple[Path, str]):
     data = Interactions.from_frame(pl.read_csv(quick[0] / "likes.csv"))
     titles = read_titles(quick[0] / "items.csv")
     assert data.rows.shape == (600, 120)
@@ -62,7 +62,7 @@ def test_the_shop_is_left_as_files_that_fit_and_serve_take(quick: tuple[Path, st
     assert all(titles.values())
 
 
-def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tuple[Path, str]):
+def test_page_loads_nothing_and_holds_its_pictures(quick: tuple[Path, str]):
     page = (quick[0] / "index.html").read_text()
     assert "http://" not in page
     assert "https://" not in page
@@ -70,7 +70,7 @@ def test_the_page_asks_nothing_of_the_network_and_holds_its_pictures(quick: tupl
     assert page.count("<figure><figcaption>") == 3 + 2 + 2 + len(CONTESTANTS) + 1 + 1
 
 
-def test_the_json_holds_every_measure_of_every_seed_and_contestant(quick: tuple[Path, str]):
+def test_json_holds_all_measures_of_all_seeds_and_contestants(quick: tuple[Path, str]):
     result = result_of(quick)
     assert result["settings"]["epochs"] == Settings.quick().epochs
     assert result["provenance"]["versions"]["torch"] == torch.__version__
@@ -86,18 +86,18 @@ def test_the_json_holds_every_measure_of_every_seed_and_contestant(quick: tuple[
         assert entry["strength"] == chosen["strength"]
 
 
-def test_every_contestant_gets_the_same_number_of_tries(quick: tuple[Path, str]):
+def test_contestants_get_the_same_number_of_tries(quick: tuple[Path, str]):
     tries = {tuple(t["strength"] for t in entry["search"]) for entry in result_of(quick)["contestants"]}
     assert tries == {Settings.quick().strengths}
 
 
-def test_the_result_says_how_its_settings_were_chosen(quick: tuple[Path, str]):
+def test_result_says_how_its_settings_were_chosen(quick: tuple[Path, str]):
     selection = result_of(quick)["selection"]
     assert selection == demo.SELECTION
     assert "not untouched" in (quick[0] / "index.html").read_text()
 
 
-def test_the_shown_digits_are_the_most_uncertain_ones(quick: tuple[Path, str]):
+def test_shown_digits_are_the_most_uncertain_ones(quick: tuple[Path, str]):
     entropies = [digit["entropy"] for digit in result_of(quick)["uncertain"]["digits"]]
     assert entropies == sorted(entropies, reverse=True)
     assert 0 < entropies[0] <= math.log(10) + 1e-4
@@ -106,7 +106,7 @@ def test_the_shown_digits_are_the_most_uncertain_ones(quick: tuple[Path, str]):
     assert certain[-1] < entropies[-1]
 
 
-def test_rates_are_kept_over_training_and_pavpu_over_thresholds(quick: tuple[Path, str]):
+def test_result_holds_rates_over_training_and_pavpu_over_thresholds(quick: tuple[Path, str]):
     result = result_of(quick)
     for entry in result["contestants"]:
         learned = entry["kind"].startswith("per")
@@ -122,7 +122,7 @@ def test_rates_are_kept_over_training_and_pavpu_over_thresholds(quick: tuple[Pat
         assert all(0 <= point["mean"] <= 1 for point in curve["pavpu"])
 
 
-def test_the_split_is_the_same_every_time_and_shares_no_digit():
+def test_split_is_always_the_same_and_shares_no_digit():
     first, second = demo.load(Settings()), demo.load(Settings(seeds=1, epochs=1))
     parts = [first.train.index, first.validation.index, first.test.index]
     assert [len(part) for part in parts] == [300, 400, 1097]
@@ -141,7 +141,7 @@ def test_fixed_and_learned_rates_pay_the_same_for_their_weights():
 
 
 @pytest.mark.parametrize("contestant", CONTESTANTS.values(), ids=list(CONTESTANTS))
-def test_a_seed_gives_the_same_network_twice_and_leaves_the_callers_randomness_alone(contestant: demo.Contestant):
+def test_seed_gives_the_same_network_twice_and_leaves_the_callers_randomness_alone(contestant: demo.Contestant):
     data = demo.load(TINY)
     state = torch.get_rng_state()
     a, b, other = (demo.train(contestant, 0.1, seed, data.train, TINY) for seed in (3, 3, 4))
@@ -169,12 +169,12 @@ def entries(**nll: list[float]) -> list[dict[str, Any]]:
     ("ours", "verdict"),
     [([0.10, 0.11, 0.10], "better"), ([0.30, 0.31, 0.30], "worse"), ([0.10, 0.30, 0.21], "no clear difference")],
 )
-def test_the_sentence_follows_from_the_numbers(ours: list[float], verdict: str):
+def test_findings_follow_from_the_numbers(ours: list[float], verdict: str):
     comparison = demo.compare(entries(ours=ours, theirs=[0.20, 0.21, 0.20]), "ours", "theirs")
     assert demo._in_words(comparison).endswith(f": {verdict}.")
 
 
-def test_the_interval_is_students():
+def test_interval_is_students_t():
     from scipy.stats import ttest_rel
 
     ours, theirs = [0.1, 0.2, 0.15, 0.3], [0.2, 0.21, 0.2, 0.25]
@@ -208,9 +208,7 @@ def page_is_a_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", [taken_by_a_file, below_a_file, page_is_a_folder])
-def test_a_folder_that_cannot_be_written_is_one_line_before_any_training(
-    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_unwritable_folder_is_one_line_before_training(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "run", no_training)
     done = runner.invoke(app, ["demo", "--quick", "--out", str(place(tmp_path))])
     assert done.exit_code == 1

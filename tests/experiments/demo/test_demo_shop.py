@@ -22,7 +22,7 @@ def result() -> dict[str, Any]:
     return json.loads(json.dumps(found), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
-def test_every_contestant_and_the_oracle_are_measured_on_the_same_customers(result: dict[str, Any]) -> None:
+def test_contestants_and_oracle_are_measured_on_the_same_customers(result: dict[str, Any]) -> None:
     entries = {entry["name"]: entry for entry in result["contestants"]}
     assert list(entries) == [*SHOP_CONTESTANTS, ORACLE]
     assert result["data"]["test"] <= ShopSettings.quick().held_out
@@ -32,7 +32,7 @@ def test_every_contestant_and_the_oracle_are_measured_on_the_same_customers(resu
     assert entries["EASE"]["test"]["ndcg@100"]["mean"] > entries["popularity"]["test"]["ndcg@100"]["mean"]
 
 
-def test_the_run_ticks_through_the_contestants_and_leaves_randomness_and_threads_alone() -> None:
+def test_run_reports_each_contestant_and_leaves_randomness_and_threads_alone() -> None:
     state, threads, seen = torch.get_rng_state(), torch.get_num_threads(), []
     demo_shop.run(ShopSettings(users=300, items=60, held_out=50, epochs=1), seen.append)
     assert seen == list(SHOP_CONTESTANTS)
@@ -44,14 +44,14 @@ def test_the_run_ticks_through_the_contestants_and_leaves_randomness_and_threads
     ("low", "high", "verdict"),
     [(0.01, 0.03, "better in this run"), (-0.03, -0.01, "worse in this run"), (-0.01, 0.03, "no clear difference")],
 )
-def test_a_sentence_follows_from_its_interval(low: float, high: float, verdict: str, result: dict[str, Any]) -> None:
+def test_finding_follows_from_its_interval(low: float, high: float, verdict: str, result: dict[str, Any]) -> None:
     compared = {"rival": "EASE", "measure": "ndcg@100", "difference": (low + high) / 2, "interval": [low, high]}
     sentences = demo_shop.findings(result | {"comparisons": [compared]})
     assert sentences[1].startswith("Against EASE")
     assert sentences[1].endswith(f": {verdict}.")
 
 
-def test_intervals_are_over_customers_paired(result: dict[str, Any]) -> None:
+def test_intervals_are_paired_over_customers(result: dict[str, Any]) -> None:
     ndcg = {entry["name"]: entry["test"]["ndcg@100"]["mean"] for entry in result["contestants"]}
     assert [each["rival"] for each in result["comparisons"]] == [name for name in SHOP_CONTESTANTS if name != LEARNED]
     for each in result["comparisons"]:
@@ -59,7 +59,7 @@ def test_intervals_are_over_customers_paired(result: dict[str, Any]) -> None:
         assert each["interval"][0] < each["difference"] < each["interval"][1]
 
 
-def test_example_customers_have_one_two_and_three_tastes_and_are_shown_nothing_they_have(
+def test_example_customers_have_one_to_three_tastes_and_get_nothing_they_have(
     result: dict[str, Any],
 ) -> None:
     assert [len(each["tastes"]) for each in result["examples"]] == [1, 2, 3]
@@ -81,7 +81,7 @@ def test_rates_are_those_of_the_learned_model_item_by_item(result: dict[str, Any
     assert [each["likes"] for each in result["rates"]] == model.rates()["likes"].to_list()
 
 
-def test_the_figure_has_a_speck_for_every_item_and_the_cards_escape_their_titles(result: dict[str, Any]) -> None:
+def test_figure_has_a_dot_for_each_item_and_cards_escape_their_titles(result: dict[str, Any]) -> None:
     assert page.rates_by_likes(result).count("<circle") == ShopSettings.quick().items
     customer = result["examples"][0]
     harmful = customer | {"recommended": [customer["recommended"][0] | {"title": "<b>tea</b>", "found": True}]}
@@ -91,7 +91,7 @@ def test_the_figure_has_a_speck_for_every_item_and_the_cards_escape_their_titles
     assert "✓" in cards
 
 
-def test_the_best_contestant_is_bold_and_the_oracle_never(result: dict[str, Any]) -> None:
+def test_best_contestant_is_bold_and_the_oracle_never(result: dict[str, Any]) -> None:
     table = page.scores(result)
     rows = re.findall(r"<tr.*?</tr>", table)[1:]
     bold = [re.search(r"</i>(.*?)</th>", row).group(1) for row in rows if "class=best" in row]  # type: ignore[union-attr]

@@ -47,7 +47,7 @@ def everything(made: _Block, given: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_one_operation_is_the_layers_one_by_one(whole: bool, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_block_equals_its_layers_one_by_one(whole: bool, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = block(whole, rate), block(whole, rate)
     other.load_state_dict(one.state_dict())
     drawn = torch.rand(3, 2, 4, dtype=torch.double).gt(0.3).div(0.7) if rate else [None] * 3
@@ -73,7 +73,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("fast")
-def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
+def test_prediction_lanes_equal_single_passes() -> None:
     model, x = small(), torch.rand(2, 3, 64, 70)
     layers = noise_layers(model).values()
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_lanes_of_a_prediction_are_what_single_passes_say() -> None:
     assert (together[0] - together[1]).abs().max() > 1e-2
 
 
-def test_a_prediction_by_one_operation_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_prediction_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     with torch.no_grad():
         for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_prediction_by_one_operation_is_the_plain_one(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_way_down_is_one_operation_for_all_masks_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_path_is_one_operation_for_all_masks_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the masks each block runs for each of them, before them once; losses under equal masks are equal."""
     ran: list[int] = []
     real = dense._Trained.apply
@@ -156,7 +156,7 @@ def no_running_statistics(made: _Block) -> None:
 
 
 @pytest.mark.parametrize("change", [eager, one_norm_at_test, listened_to, another_momentum, no_running_statistics])
-def test_a_block_that_is_not_as_usual_runs_layer_by_layer(change, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_block_runs_layer_by_layer(change, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = block(True), block(True)
     other.load_state_dict(one.state_dict())
     change(one), change(other)
@@ -170,7 +170,7 @@ def test_a_block_that_is_not_as_usual_runs_layer_by_layer(change, monkeypatch: p
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_second_derivative_is_refused_and_not_wrong() -> None:
+def test_second_derivative_is_refused() -> None:
     made, given = block(True, 0.0), inputs()
     (first,) = torch.autograd.grad(made(*given).square().sum(), [given[0]], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -186,7 +186,7 @@ def test_transformed_functions_run_layer_by_layer() -> None:
 
 
 @pytest.mark.process
-def test_kernels_do_what_the_steps_in_torch_do() -> None:
+def test_triton_kernels_equal_the_steps_in_torch() -> None:
     """Interpreted, since a GPU is not at hand: in a process of its own, which decides that when Triton is imported."""
     script = Path(__file__).parents[2] / "helpers" / "dense_kernels.py"
     env = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -55,13 +55,13 @@ def count(blocks: tuple[int, ...], middle: int, growth: int, classes: int) -> in
         (103, ((4, 5, 7, 10, 12), 15, 16), 9_322_091),
     ],
 )
-def test_every_depth_has_the_published_number_of_parameters(depth: int, plan: tuple, parameters: int) -> None:
+def test_parameter_counts_are_the_published_ones(depth: int, plan: tuple, parameters: int) -> None:
     with torch.device("meta"):
         model = FCDenseNet(depth, classes=11)
     assert sum(p.numel() for p in model.parameters()) == parameters == count(*plan, classes=11)
 
 
-def test_the_concatenated_widths_of_103_are_the_published_ones() -> None:
+def test_concatenated_widths_of_103_are_the_published_ones() -> None:
     with torch.device("meta"):
         model = FCDenseNet(103)
     assert model.widths == [896, 1088, 816, 576, 384, 256]
@@ -83,12 +83,12 @@ def test_weights_start_he_uniform_from_the_generator() -> None:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (45, 60), (63, 38)])
-def test_any_size_comes_back_as_it_went_in(size: tuple[int, int]) -> None:
+def test_output_has_the_size_of_the_input(size: tuple[int, int]) -> None:
     model = FCDenseNet(56, classes=5, plan=TINY).eval()
     assert model(torch.rand(1, 3, *size)).shape == (1, 5, *size)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(DropoutError, match="want one of 56, 67, 103, got 100"):
         FCDenseNet(100)
     with pytest.raises(DropoutError, match="void is not one"):
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused() -> None:
 # ----------------------------------------------------------------------------------------------------------- dropout
 
 
-def test_dropout_is_asked_for_by_block_and_channels() -> None:
+def test_dropout_factory_gets_block_and_channels() -> None:
     made: list[tuple[str, int]] = []
 
     def note(block: str, channels: int) -> nn.Module:
@@ -122,7 +122,7 @@ def test_dropout_is_asked_for_by_block_and_channels() -> None:
     assert [[b for b, _ in made].count(f"up.{i}") for i in range(5)] == [12, 10, 7, 5, 4]
 
 
-def test_a_rate_of_the_middle_block_drops_whole_channels() -> None:
+def test_middle_block_drops_whole_channels() -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout)
     layer = model.middle.layers[0].dropout
     seen: list[Tensor] = []
@@ -174,7 +174,7 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_way_down_runs_once_for_all_masks_of_a_training_step() -> None:
+def test_down_path_runs_once_for_all_masks_of_a_training_step() -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout)
     x, y = torch.rand(2, 3, 32, 40), torch.randint(0, 11, (2, 32, 40))
     objective = Objective(model, examples=10, estimator="rloo-2", coupled=True)
@@ -186,7 +186,7 @@ def test_the_way_down_runs_once_for_all_masks_of_a_training_step() -> None:
     assert len(ran.reads) == once + 1 + 2 * (1 + 5 * 2 + 1)  # the first middle layer reads what no mask has touched
 
 
-def test_the_way_down_runs_once_for_all_masks_of_a_prediction() -> None:
+def test_down_path_runs_once_for_all_masks_of_a_prediction() -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout)
     with Convolutions() as ran:
         predict(model, torch.rand(2, 3, 32, 40), samples=5)
@@ -216,7 +216,7 @@ def test_normalisation_in_eval_mode_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_masks_that_run_together_say_what_they_say_one_by_one(own: bool) -> None:
+def test_masks_run_together_equal_masks_run_one_by_one(own: bool) -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout).eval()
     image, layers = torch.rand(1, 3, 64, 70), noise_layers(model).values()
     with batch_statistics(model) if own else nullcontext(), torch.no_grad():
@@ -228,7 +228,7 @@ def test_masks_that_run_together_say_what_they_say_one_by_one(own: bool) -> None
     assert not torch.allclose(one_by_one[0], one_by_one[1], atol=1e-3)
 
 
-def test_the_maps_of_all_lanes_stay_in_the_layout_of_one_image() -> None:
+def test_lane_maps_keep_the_layout_of_one_image() -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout).to(memory_format=torch.channels_last)
     image = torch.rand(2, 3, 40, 50).contiguous(memory_format=torch.channels_last)
     with Convolutions() as ran:
@@ -237,7 +237,7 @@ def test_the_maps_of_all_lanes_stay_in_the_layout_of_one_image() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_under_autocast_masks_still_run_together_and_say_the_same(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_under_autocast_run_together_with_the_same_outputs(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     strong = lambda block, _: nn.Identity() if "down" in block else LearnableDropout(rate=0.5, channels=True)  # noqa: E731
     model = FCDenseNet(56, plan=TINY, dropout=strong).to(memory_format=torch.channels_last).eval()
     image = torch.rand(2, 3, 40, 50).contiguous(memory_format=torch.channels_last)

@@ -58,7 +58,7 @@ def copied(model: VGG) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("depth", PARAMETERS)
-def test_every_depth_has_as_many_parameters_as_torchvisions(depth: int) -> None:
+def test_parameter_counts_are_torchvisions(depth: int) -> None:
     with torch.device("meta"):
         assert sum(p.numel() for p in VGG(depth).parameters()) == PARAMETERS[depth]
 
@@ -75,7 +75,7 @@ def test_names_and_shapes_are_torchvisions() -> None:
     assert shapes == want
 
 
-def test_dropout_is_made_twice_for_the_width_of_the_classifier() -> None:
+def test_dropout_factory_is_called_twice_with_the_classifiers_width() -> None:
     made: list[int] = []
 
     def factory(channels: int) -> nn.Module:
@@ -88,12 +88,12 @@ def test_dropout_is_made_twice_for_the_width_of_the_classifier() -> None:
     assert [name for name, m in model.named_modules() if isinstance(m, nn.Dropout)] == ["classifier.2", "classifier.5"]
 
 
-def test_without_a_choice_dropout_is_the_usual_half() -> None:
+def test_dropout_rate_defaults_to_one_half() -> None:
     assert [m.p for m in small().modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("size", "pool"), [(32, 1), (32, 7), (48, 2), (64, 2)])
-def test_any_image_size_goes_with_any_pool(size: int, pool: int) -> None:
+def test_image_sizes_and_pools_combine_freely(size: int, pool: int) -> None:
     model = small(pool=pool).eval()
     x = torch.rand(2, 3, size, size + 3)
     assert model.trunk(x).shape == (2, 512 * pool * pool)
@@ -115,7 +115,7 @@ def test_starting_weights_have_the_spread_of_he_and_follow_the_generator() -> No
     assert not unchanged(model, other.state_dict())
 
 
-def test_input_is_rgb_from_0_to_1_and_reaches_the_network_as_imagenets_deviations() -> None:
+def test_input_is_normalised_by_imagenets_statistics() -> None:
     x = torch.tensor([0.485, 0.456, 0.406 + 0.225])[None, :, None, None].expand(1, 3, 32, 32)
     assert torch.allclose(small().pre(x).mean((0, 2, 3)), torch.tensor([0.0, 0.0, 1.0]), atol=1e-6)
 
@@ -136,7 +136,7 @@ def test_learned_dropouts_find_their_neighbours_and_predict() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
-def test_a_state_dict_file_is_loaded_whole(tmp_path: Path, suffix: str) -> None:
+def test_state_dict_file_is_loaded_whole(tmp_path: Path, suffix: str) -> None:
     model, path = small(), tmp_path / f"vgg11{suffix}"
     state = torchvision_state(model)
     if suffix == ".safetensors":
@@ -154,7 +154,7 @@ def test_torchvisions_state_dict_loads_strictly_by_torchs_own_call() -> None:
     model.load_state_dict(torchvision_state(model))
 
 
-def test_a_trained_model_comes_back_with_its_rates_and_its_pre(tmp_path: Path) -> None:
+def test_trained_model_loads_with_its_rates_and_its_pre(tmp_path: Path) -> None:
     model = small(dropout=LearnableDropout)
     model.pre.weight.mul_(255)
     torch.save(model.state_dict(), tmp_path / "trained.pt")
@@ -187,7 +187,7 @@ def test_torchvisions_weights_after_npz_bring_imagenets_pre_back(tmp_path: Path)
     assert torch.equal(model.pre.weight, small().pre.weight)
 
 
-def test_layers_called_fresh_stay_as_they_are(tmp_path: Path) -> None:
+def test_fresh_layers_stay_as_they_are(tmp_path: Path) -> None:
     model = small()
     before = copied(model)
     torch.save(torchvision_state(small(classes=1000)), tmp_path / "vgg.pth")
@@ -213,7 +213,9 @@ def test_pre_can_stay_too(tmp_path: Path) -> None:
         ({"depth": 13}, r"features.3.weight: want shape \(128, 64, 3, 3\), got nothing.*build VGG\(13\)"),
     ],
 )  # fmt: skip
-def test_a_file_of_another_network_names_the_layer(tmp_path: Path, settings: dict[str, int], words: str) -> None:
+def test_file_of_another_network_is_an_error_that_names_the_layer(
+    tmp_path: Path, settings: dict[str, int], words: str
+) -> None:
     torch.save(torchvision_state(small(**settings)), tmp_path / "vgg.pth")
     model = small()
     before = copied(model)
@@ -241,7 +243,7 @@ def test_missing_unknown_and_broken_weights_are_named(tmp_path: Path) -> None:
         model.load(path)
 
 
-def test_npz_of_another_network_names_the_array(tmp_path: Path) -> None:
+def test_npz_of_another_network_is_an_error_that_names_the_array(tmp_path: Path) -> None:
     model, path = small(), tmp_path / "conv.npz"
     arrays, before = paper_arrays(model), copied(model)
     narrow = arrays | {"conv2_1.weight": np.zeros((128, 32, 3, 3), np.float16)}
@@ -267,7 +269,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("name", ["vgg.pth", "vgg.npz", "vgg.safetensors"])
-def test_a_file_that_is_none_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with pytest.raises(DropoutError, match=f"{name}: want a file of weights, got none there"):
         small().load(path)
@@ -285,7 +287,7 @@ def test_a_file_that_is_none_is_an_error_with_its_name(tmp_path: Path, name: str
         ({"state_dict": {}}, "got a mapping with state_dict"),
     ],
 )
-def test_a_state_dict_file_may_hold_tensors_only(tmp_path: Path, content: object, words: str) -> None:
+def test_state_dict_file_may_hold_tensors_only(tmp_path: Path, content: object, words: str) -> None:
     torch.save(content, tmp_path / "vgg.pth")
     with pytest.raises(DropoutError, match=words):
         small().load(tmp_path / "vgg.pth")
@@ -308,7 +310,7 @@ def test_npz_with_objects_is_refused(tmp_path: Path) -> None:
         ({"dropout": nn.Dropout(0.1)}, "dropout: want a function from the number of units to a layer, got the layer"),
     ],
 )
-def test_wrong_settings_say_what_was_wanted(settings: dict[str, object], words: str) -> None:
+def test_wrong_settings_are_errors_that_say_what_is_wanted(settings: dict[str, object], words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         small(**settings)
 
@@ -325,7 +327,7 @@ def test_wrong_settings_say_what_was_wanted(settings: dict[str, object], words: 
         ),
     ],
 )
-def test_wrong_images_say_what_was_wanted(images: Tensor, words: str) -> None:
+def test_wrong_images_are_errors_that_say_what_is_wanted(images: Tensor, words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         small()(images)
 

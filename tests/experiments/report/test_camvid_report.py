@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_are_means_over_seeds_beside_the_papers(folder: Path) -> None:
+def test_rows_are_means_over_seeds_beside_the_papers_numbers(folder: Path) -> None:
     report = compose.compose([folder])
     found = report.parts["camvid"].files["table.md"].decode()
     line = next(line for line in found.splitlines() if line.startswith("| LBD"))
@@ -93,14 +93,14 @@ def test_pictures_show_input_truth_prediction_and_both_maps(folder: Path, monkey
     assert "input, truth, prediction, entropy, mutual information" in "".join(s.html for s in part.chapter.sections)
 
 
-def test_without_maps_the_page_says_so(folder: Path) -> None:
+def test_page_without_maps_says_so(folder: Path) -> None:
     (folder / "fast-lbd-seed0.npz").unlink()
     part = compose.compose([folder]).parts["camvid"]
     assert "scenes.png" not in part.files
     assert "No maps lie beside the records" in "".join(each.html for each in part.chapter.sections)
 
 
-def test_what_does_not_fit_is_told_with_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_record_or_map_is_an_error_with_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Data:
         test = Scenes(scenes().images[:3], scenes().labels[:3], tuple("abc"))
 

@@ -141,7 +141,7 @@ def test_rates_over_training_are_means_over_seeds_from_where_they_started():
     assert "Rates over training" not in render(summarise(bare))
 
 
-def test_learned_rates_that_start_elsewhere_are_a_row_of_their_own_and_not_the_papers():
+def test_learned_rates_from_another_start_are_a_separate_row_without_the_papers_numbers():
     summary = summarise([*table_of_runs(2), *(fake("lbd-unit", seed, 0.1) for seed in range(2))])
     assert summary["rows"]["lbd-unit@0.1"]["label"] == "LBD, a rate per unit, from 0.1"
     assert summary["rows"]["lbd-unit"]["label"] == "LBD, a rate per unit, from 0.5"
@@ -149,14 +149,14 @@ def test_learned_rates_that_start_elsewhere_are_a_row_of_their_own_and_not_the_p
     assert "lbd-unit@0.1" not in [row["key"] for row in tables.paper_rows(summary)]
 
 
-def test_self_tuned_rates_start_where_they_find_it():
+def test_self_tuned_rates_have_no_starting_rate():
     tuned = {"method": "lbd-tuned-model", "label": "LBD, self-tuned, one rate"}
     row = summarise([fake("lbd-model", seed, 0.1) | tuned for seed in range(2)])["rows"]["lbd-tuned-model@0.1"]
     assert row["label"] == "LBD, self-tuned, one rate"
     assert [epoch for epoch, _ in row["rates_over_training"]["classifier.2"]] == [1, 2, 3]
 
 
-def test_the_fixed_rate_is_chosen_on_validation_and_not_on_test():
+def test_fixed_rate_is_chosen_on_validation_and_not_on_test():
     runs = table_of_runs()
     for run in runs:
         if run["method"] == "mc":
@@ -184,17 +184,17 @@ def test_differences_are_paired_over_shared_seeds():
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 9, 40])
-def test_the_t_point_is_scipys(freedom: int):
+def test_t_point_is_scipys(freedom: int):
     assert t_95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
 
 
-def test_a_verdict_knows_which_way_is_better():
+def test_verdict_depends_on_which_direction_is_better():
     above, across = {"interval": [0.1, 0.2]}, {"interval": [-0.1, 0.2]}
     assert (verdict(above, "accuracy"), verdict(above, "nll")) == ("better", "worse")
     assert (verdict(across, "nll"), verdict({"interval": None}, "nll")) == ("level", "too few seeds")
 
 
-def test_losing_is_said_like_winning():
+def test_findings_report_losses_like_wins():
     def findings(level: float) -> str:
         runs = [fake("lbd-unit", seed, level=level) for seed in range(3)]
         rivals = [fake(method, seed) for method in ("mc", "concrete", "gaussian") for seed in range(3)]
@@ -207,7 +207,7 @@ def test_losing_is_said_like_winning():
     assert re.search(r"the fixed rate chosen on validation: worse in accuracy", findings(-0.05))
 
 
-def test_what_is_missing_is_left_out_and_counted():
+def test_missing_measures_are_left_out_and_counted():
     assert stat([]) is None
     runs = [fake("lbd-unit", seed) for seed in range(3)]
     runs[0]["ood"] = None
@@ -216,7 +216,7 @@ def test_what_is_missing_is_left_out_and_counted():
     assert "(2 of 3)" in tables.markdown(summarise(runs))
 
 
-def test_mixed_settings_and_protocols_are_pointed_out():
+def test_mixed_settings_and_protocols_are_caveats():
     runs = [fake("regular", seed) for seed in range(2)]
     runs[1]["settings"]["epochs"] = 3
     runs[1]["protocol"] = "another"
@@ -251,7 +251,7 @@ def unclosed(html: str) -> list[str]:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize("pictures", [False, True])
-def test_the_page_is_whole_and_needs_nothing_else(seeds: int, pictures: bool):
+def test_page_is_complete_and_loads_nothing(seeds: int, pictures: bool):
     images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8) if pictures else None
     html = render(summarise(table_of_runs(seeds)), images)
     html = html.replace(SCRIPT, "")
@@ -268,7 +268,7 @@ def bare(run: Run) -> None:
 
 
 @pytest.mark.parametrize("change", [bare, lambda run: run.update(method="regular"), lambda run: run.pop("ood")])
-def test_runs_with_parts_missing_are_reported_all_the_same(change: Callable[[Run], object]):
+def test_runs_with_missing_parts_are_reported(change: Callable[[Run], object]):
     runs = [fake(method, 0) for method in ("lbd-unit", "mc")]
     for run in runs:
         change(run)
@@ -287,7 +287,7 @@ def test_text_from_records_is_escaped():
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-def test_the_command_writes_four_files_and_can_be_repeated_in_one_folder(tmp_path: Path):
+def test_command_writes_four_files_and_can_be_repeated_in_one_folder(tmp_path: Path):
     folder = save(tmp_path / "runs", table_of_runs(2))
     for _ in range(2):
         code, output = command(folder, "--out", folder)
@@ -309,7 +309,7 @@ def test_the_command_writes_four_files_and_can_be_repeated_in_one_folder(tmp_pat
         (json.dumps(fake("mc", 0) | {"pavpu_curve": {"t": [1], "pavpu": []}}), "pavpu_curve"),
     ],
 )  # fmt: skip
-def test_a_foreign_file_ends_in_one_line_with_its_name(tmp_path: Path, content: str, said: str):
+def test_foreign_file_is_one_line_with_its_name(tmp_path: Path, content: str, said: str):
     folder = save(tmp_path / "runs", [fake("lbd-unit", 0)])
     (folder / "stranger.json").write_text(content)
     code, output = command(folder, "--out", tmp_path / "out")
@@ -335,7 +335,7 @@ def test_wrong_paths_and_doubled_runs_are_named(tmp_path: Path):
         read([folder])
 
 
-def test_of_a_methods_starts_and_speeds_the_one_that_validation_prefers_stands_for_it() -> None:
+def test_best_variant_on_validation_represents_its_method() -> None:
     runs = [fake("mc", seed, 0.3) for seed in range(3)]
     for variant, rate, validation in (("", 0.5, 0.3), ("", 0.1, 0.2), ("-quick", 0.1, 0.1), ("-quick", 0.5, 0.4)):
         for seed in range(3):
@@ -352,7 +352,7 @@ def test_of_a_methods_starts_and_speeds_the_one_that_validation_prefers_stands_f
     assert not any("from 0.5" in sentence for sentence in summary["findings"])
 
 
-def test_no_two_lines_of_one_colour_have_the_same_dash() -> None:
+def test_lines_of_one_colour_have_different_dashes() -> None:
     rows = [{"key": str(n), "label": str(n), "family": family} for n, family in enumerate(["lbd"] * 5 + ["mc"] * 2)]
     found = charts.distinct(rows)
     looks = [(charts.family(row), row["dash"]) for row in found]

@@ -88,7 +88,7 @@ def command(*arguments: object) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
-def test_errors_are_over_seeds_or_of_one_seed_over_users():
+def test_standard_errors_are_over_seeds_or_for_one_seed_over_users():
     runs = table_of_runs()
     rows = summarise(runs)["datasets"]["netflix"]["rows"]
     values = np.array([run["test"]["mean"]["ndcg@100"] for run in runs if run["method"] == "sivae-lbd"])
@@ -99,7 +99,7 @@ def test_errors_are_over_seeds_or_of_one_seed_over_users():
     assert rows["ease"]["test"]["ndcg@100"]["se"] == 0.0012
 
 
-def test_the_rate_of_a_grid_is_chosen_on_validation_alone():
+def test_rate_of_a_grid_is_chosen_on_validation_alone():
     runs = table_of_runs()
     for run in runs:
         if run["method"] == "vae-drop" and run["rate"] == 0.9:
@@ -124,7 +124,7 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
     assert found["measures"]["ndcg@100"]["interval"] == pytest.approx([wanted.low, wanted.high], rel=1e-4)
 
 
-def test_one_fixed_rate_is_no_grid_and_no_shared_seed_no_difference():
+def test_grid_needs_two_rates_and_a_difference_a_shared_seed():
     runs = [r for r in table_of_runs(1) if r["method"] in ("sivae-lbd", "ease") or r["rate"] == 0.5]
     found = summarise(runs)["datasets"]["netflix"]
     assert found["grids"] == {}
@@ -132,7 +132,7 @@ def test_one_fixed_rate_is_no_grid_and_no_shared_seed_no_difference():
     assert summarise(runs)["datasets"]["netflix"]["differences"] == []
 
 
-def test_the_papers_numbers_are_as_printed():
+def test_papers_numbers_are_as_printed():
     assert PUBLISHED["sivae-lbd"].numbers["netflix"] == pytest.approx({"recall@20": 0.3563, "recall@50": 0.4470, "ndcg@100": 0.3904})  # fmt: skip
     assert PUBLISHED["vae-drop@0.5"].numbers["msd"] == pytest.approx({"recall@20": 0.2636, "recall@50": 0.3621, "ndcg@100": 0.3133})  # fmt: skip
     assert PUBLISHED["vae-iaf"].numbers["ml-20m"]["recall@50"] == pytest.approx(0.5028)
@@ -140,7 +140,7 @@ def test_the_papers_numbers_are_as_printed():
     assert sum(row.in_the_paper for row in PUBLISHED.values()) == 13
 
 
-def test_what_a_reader_should_know_is_said():
+def test_caveats_are_stated():
     runs = table_of_runs()
     said = " ".join(summarise(runs)["caveats"])
     assert "463,170 users where the complete ones have 463,435" in said
@@ -169,7 +169,7 @@ def test_numbers_in_the_markdown_are_those_of_the_records():
     assert ours.endswith("| 0.3563 | 0.4470 | 0.3904 |")
 
 
-def test_a_page_needs_nothing_else_and_escapes_what_records_say():
+def test_page_loads_nothing_and_escapes_text_of_records():
     page = document([collaborative.chapter(summarise(table_of_runs()), {"netflix": {"9": "Heat <1995>", "5": "Jaws"}})])
     page = page.replace(SCRIPT, "")
     assert not re.search(r"(src|href)=\"http|@import|url\(", page)
@@ -188,7 +188,7 @@ def test_a_page_needs_nothing_else_and_escapes_what_records_say():
     assert page.count("<section ") == page.count("</section>") == 7
 
 
-def test_learned_rates_stand_in_the_grid_where_they_ended():
+def test_learned_rates_are_drawn_in_the_grid_where_they_ended():
     found = summarise(table_of_runs())["datasets"]["netflix"]
     from experiments.collaborative.chapter_charts import grid, learned_points
 
@@ -200,7 +200,7 @@ def test_learned_rates_stand_in_the_grid_where_they_ended():
     assert drawn.count('class="here') == 1
 
 
-def test_the_command_writes_its_files_for_several_data_sets_and_can_be_repeated(tmp_path: Path):
+def test_command_writes_its_files_for_several_data_sets_and_can_be_repeated(tmp_path: Path):
     folder = save(tmp_path / "runs", table_of_runs(2) + table_of_runs(1, "ml-1m"))
     for _ in range(2):
         code, output = command(folder, "--out", folder)
@@ -217,7 +217,7 @@ def test_the_command_writes_its_files_for_several_data_sets_and_can_be_repeated(
     assert "## ml-1m" in (folder / "table.md").read_text()
 
 
-def test_without_a_grid_there_is_no_figure(tmp_path: Path):
+def test_figure_needs_a_grid(tmp_path: Path):
     folder = save(tmp_path, [fake("ease"), fake("vae")])
     assert command(folder, "--out", tmp_path / "report")[0] == 0
     assert not (tmp_path / "report" / "grid.png").exists()
@@ -234,7 +234,7 @@ def test_without_a_grid_there_is_no_figure(tmp_path: Path):
         (lambda r: r.update(history=None), "a list as history"),
     ],
 )
-def test_what_is_no_record_is_named(change: Callable[[Run], object], said: str, tmp_path: Path):
+def test_wrong_record_is_an_error_with_its_file(change: Callable[[Run], object], said: str, tmp_path: Path):
     run = fake("vae")
     change(run)
     with pytest.raises(DropoutError, match=re.escape(said)) as error:
@@ -242,7 +242,7 @@ def test_what_is_no_record_is_named(change: Callable[[Run], object], said: str, 
     assert "0.json" in str(error.value)
 
 
-def test_doubles_and_data_without_titles_are_refused(tmp_path: Path):
+def test_duplicate_runs_and_data_without_titles_are_refused(tmp_path: Path):
     with pytest.raises(DropoutError, match="same data, method, rate and seed"):
         read([save(tmp_path / "twice", [fake("vae"), fake("vae")])])
     code, output = command(save(tmp_path / "one", [fake("vae")]), "--out", tmp_path / "out", "--data", tmp_path / "one")

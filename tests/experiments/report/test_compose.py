@@ -50,7 +50,7 @@ def test_kinds_may_be_mixed_and_have_a_chapter_each(tmp_path: Path):
     assert "Concrete, α₁" in output
 
 
-def test_json_that_is_no_record_is_named_once_in_the_terminal_and_on_the_page(tmp_path: Path):
+def test_unknown_json_is_named_once_in_the_terminal_and_on_the_page(tmp_path: Path):
     runs = tmp_path / "runs"
     runs.mkdir()
     shutil.copy(TOY, runs)
@@ -71,7 +71,7 @@ def test_json_that_is_no_record_is_named_once_in_the_terminal_and_on_the_page(tm
 @pytest.mark.parametrize(
     ("content", "said"), [("{}", "without experiment"), ("[1]", "a JSON list"), ("{", "want JSON")]
 )
-def test_where_nothing_is_a_record_one_line_says_so(tmp_path: Path, content: str, said: str):
+def test_folder_without_records_is_one_line(tmp_path: Path, content: str, said: str):
     (tmp_path / "stranger.json").write_text(content)
     code, output = command(tmp_path, "--out", tmp_path / "out")
     assert code == 1
@@ -100,7 +100,7 @@ def drop(*path: str) -> Callable[[Any], None]:
         (OVERHEAD, lambda record: record.update(findings="none"), "findings"),
     ],
 )  # fmt: skip
-def test_a_damaged_record_ends_in_one_line_with_file_and_place(
+def test_damaged_record_is_one_line_with_file_and_place(
     tmp_path: Path, source: Path, change: Callable[[Any], None], said: str
 ):
     record = read(source)
@@ -113,7 +113,7 @@ def test_a_damaged_record_ends_in_one_line_with_file_and_place(
     assert said in output
 
 
-def test_a_further_kind_registers_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_new_kind_registers_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import sys
     from types import ModuleType
 
@@ -131,7 +131,7 @@ def test_a_further_kind_registers_with_one_line(tmp_path: Path, monkeypatch: pyt
     assert "<h1>Maps</h1>" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_data_of_several_kinds_lie_in_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_data_of_several_kinds_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import sys
     from types import ModuleType
 
@@ -162,7 +162,7 @@ def test_data_of_several_kinds_lie_in_a_folder_each(tmp_path: Path, monkeypatch:
     assert seen["second"] == data
 
 
-def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compose, "KINDS", (compose.Kind("toy", "no_such_package", "demo", lambda record: True),))
     code, output = command(TOY, "--out", tmp_path)
     assert code == 1
@@ -201,7 +201,7 @@ def test_rates_over_training_are_means_over_seeds():
 # ---------------------------------------------------------------------------------------------------------- benchmarks
 
 
-def test_every_mapping_with_numbers_in_a_benchmark_is_a_table():
+def test_mappings_with_numbers_in_a_benchmark_become_tables():
     found = dict(tables_of(read(OVERHEAD)))
     assert set(found) == {"training step, contestants", "prediction, 20 masks, contestants"}
     assert found["training step, contestants"]["nn.Dropout"]["time_ratio"] == 1.0

@@ -75,13 +75,13 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_every_tag_is_closed_in_order(seeds: int):
+def test_tags_are_closed_in_order(seeds: int):
     tags = Tags()
     tags.feed(demo_page.render(result(seeds)))
     assert tags.open == []
 
 
-def test_nothing_is_loaded_from_elsewhere_and_only_our_script_may_run():
+def test_page_loads_nothing_and_runs_only_its_script():
     html = demo_page.render(result())
     assert not re.search(r"https?://|<link|@import|url\(", html)
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', html))
@@ -91,7 +91,7 @@ def test_nothing_is_loaded_from_elsewhere_and_only_our_script_may_run():
     assert f"<script>{SCRIPT}</script>" in html
 
 
-def test_light_and_dark_and_phones_are_served():
+def test_page_supports_light_dark_and_phones():
     html = demo_page.render(result())
     assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
@@ -102,7 +102,7 @@ def test_text_from_the_result_is_escaped():
     assert "a &lt; b &amp; &lt;b&gt;c&lt;/b&gt;" in html
 
 
-def test_no_number_is_undefined():
+def test_page_shows_no_undefined_number():
     for seeds in (1, 3):
         assert not re.search(r"\b(nan|inf|None)\b", demo_page.render(result(seeds)).replace(SCRIPT, ""))
 
@@ -112,7 +112,7 @@ def test_one_seed_shows_no_standard_error():
     assert "±" in demo_page.render(result(seeds=2))
 
 
-def test_wrong_and_right_digits_are_told_apart():
+def test_wrong_and_right_digits_are_marked():
     html = demo_page.render(result())
     assert "✗ says 3, is 8" in html
     assert "✓ says 8, is 8" in html
@@ -120,7 +120,7 @@ def test_wrong_and_right_digits_are_told_apart():
     assert "width:65.1%" in html  # 1.5 nats of ln 10
 
 
-def test_the_picture_is_a_png_with_ink_dark_on_light():
+def test_picture_is_a_png_with_ink_dark_on_light():
     picture = pictures.png([0, 16, 8, 0, 0, 16], width=3)
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (3, 2)
@@ -128,7 +128,7 @@ def test_the_picture_is_a_png_with_ink_dark_on_light():
     assert zlib.decompress(picture[41 : 41 + length]) == bytes([0, 255, 0, 127, 0, 255, 255, 0])
 
 
-def test_a_page_that_fails_leaves_the_old_one_whole(tmp_path: Path):
+def test_failed_page_leaves_the_old_one(tmp_path: Path):
     target = demo_page.write_page(tmp_path / "deep" / "index.html", result())
     before = target.read_text()
     with pytest.raises(KeyError):
@@ -144,7 +144,7 @@ def test_ticks_are_a_few_and_lie_inside(low: float, high: float):
     assert all(low <= tick <= high for tick in ticks)
 
 
-def test_numbers_are_kept_as_numbers_beside_what_is_shown():
+def test_cells_hold_their_number_beside_their_text():
     shown = {"NLL": lambda row: row["nll"], "verdict": lambda row: "level"}
     rows = [{"key": k, "label": k, "nll": text} for k, text in (("a", "0.25 ± 0.01"), ("b", "−1,200"), ("c", "–"))]
     found = table(shown, rows, best={"NLL": "b"})
@@ -160,7 +160,7 @@ def test_numbers_are_kept_as_numbers_beside_what_is_shown():
     [("+0.0282 worse", 0.0282), ("-1.38 ± 0.26\n[-2.51, -0.25] worse", -1.38), (".3532±.0012", 0.3532), ("0.10–0.60", 0.1),
      ("4.971e-05", 4.971e-05), ("12 more", 12.0), ("LBD", None), ("", None), ("1.2.3", None)],
 )  # fmt: skip
-def test_a_cell_is_sorted_by_the_number_it_begins_with(text: str, value: float | None):
+def test_cell_is_sorted_by_its_leading_number(text: str, value: float | None):
     assert number(text) == value
 
 
@@ -171,7 +171,7 @@ def test_many_findings_are_folded_and_few_are_not():
     assert many.count("<li>") == 9
 
 
-def test_chapters_have_a_list_of_contents_whose_links_lead_to_sections():
+def test_contents_link_to_sections_of_chapters():
     chapters = [
         Chapter(name, "lead", [section("The same", "<p>a</p>"), section("The same", "<p>b</p>")]) for name in ("A", "B")
     ]
@@ -183,7 +183,7 @@ def test_chapters_have_a_list_of_contents_whose_links_lead_to_sections():
     assert "odd.json: left out" in html
 
 
-def test_a_demos_json_makes_the_same_page_and_a_damaged_one_is_named(tmp_path: Path):
+def test_demo_json_makes_the_same_page_and_a_damaged_one_is_named(tmp_path: Path):
     record = json.loads(json.dumps(result())) | {"experiment": "demo"}
     (tmp_path / "result.json").write_text(json.dumps(record))
     found = compose.compose([tmp_path])

@@ -65,7 +65,7 @@ def column(page: Page, heading: str) -> tuple[int, list[str]]:
     return place, table.locator(f"tbody tr > :nth-child({place + 1})").all_inner_texts()
 
 
-def test_a_table_is_sorted_by_number_by_click_and_by_key_and_goes_back(page: Page):
+def test_table_is_sorted_by_click_and_by_key_and_back(page: Page):
     place, printed = column(page, "NLL")
     head = page.locator(FIRST).locator("thead th").nth(place)
     values = sorted(printed, key=lambda text: float(text.split()[0]))
@@ -86,7 +86,7 @@ def test_a_table_is_sorted_by_number_by_click_and_by_key_and_goes_back(page: Pag
     assert column(page, "NLL")[1] == printed
 
 
-def test_what_is_missing_stays_below_whichever_way_a_table_is_sorted(page: Page):
+def test_missing_cells_stay_last_in_both_sort_orders(page: Page):
     table = page.locator("section:has(h2:text-is('Beside the paper')) table >> nth=0")
     head = table.locator("thead th").nth(4)
     for way in ("ascending", "descending"):
@@ -95,7 +95,7 @@ def test_what_is_missing_stays_below_whichever_way_a_table_is_sorted(page: Page)
         assert table.locator("tbody tr > :nth-child(5)").all_inner_texts()[-1] == "–"
 
 
-def test_a_value_is_told_under_the_pointer_and_by_arrow_keys(page: Page):
+def test_tooltip_shows_values_under_the_pointer_and_by_arrow_keys(page: Page):
     figure = page.locator("section:has(h2:text-is('Rates over training')) figure svg").first
     figure.scroll_into_view_if_needed()
     tip = page.locator("#tip")
@@ -121,14 +121,14 @@ def test_a_value_is_told_under_the_pointer_and_by_arrow_keys(page: Page):
     assert tip.is_hidden()
 
 
-def test_a_bar_tells_its_value(page: Page):
+def test_tooltip_shows_the_value_of_a_bar(page: Page):
     bar = page.locator("section:has(h2:text-is('Where the learned rates ended')) rect").first
     bar.scroll_into_view_if_needed()
     bar.hover(force=True)
     assert "% in 0." in page.locator("#tip").inner_text()
 
 
-def test_a_legend_hides_a_method_in_every_figure_of_its_section(page: Page):
+def test_legend_hides_a_method_in_all_figures_of_its_section(page: Page):
     section = page.locator("section:has(h2:text-is('Does uncertainty point at errors?'))").first
     button = section.locator(".legend button").first
     name = section.locator(".legend li").first.get_attribute("data-series")
@@ -141,7 +141,7 @@ def test_a_legend_hides_a_method_in_every_figure_of_its_section(page: Page):
     assert all(line.is_visible() for line in lines.all())
 
 
-def test_dark_is_the_systems_until_the_reader_chooses_and_the_choice_stays(page: Page, browser: Browser, address: str):
+def test_dark_mode_follows_the_system_until_the_reader_chooses(page: Page, browser: Browser, address: str):
     def ground(of: Page) -> str:
         return of.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -162,7 +162,7 @@ def test_dark_is_the_systems_until_the_reader_chooses_and_the_choice_stays(page:
     assert page.evaluate("getComputedStyle(document.body).color") != ink
 
 
-def test_a_phone_scrolls_tables_in_their_box_and_never_the_page(page: Page):
+def test_phone_scrolls_tables_in_their_box_and_never_the_page(page: Page):
     page.set_viewport_size(PHONE)  # pyright: ignore[reportArgumentType]
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     boxes = page.locator(".scroll")
@@ -182,7 +182,7 @@ def test_contents_lead_to_their_sections(page: Page):
     )
 
 
-def test_without_a_script_everything_is_there_to_read(browser: Browser, address: str):
+def test_page_without_script_shows_everything(browser: Browser, address: str):
     context = browser.new_context(java_script_enabled=False, offline=True)
     opened = context.new_page()
     opened.goto(address)

@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {"seed": 0, "label": "a", "test": {"nll": 0.5}, "rates": 
 @pytest.mark.parametrize(
     "more", [{}, {"ood": None}, {"ood": {"right": True}}, {"curve": {"x": [1, 2], "y": [3, 4]}}, {"rates": {}}]
 )
-def test_what_is_as_it_should_be_passes(more: dict[str, Any]) -> None:
+def test_valid_record_passes(more: dict[str, Any]) -> None:
     RUN("", GOOD | more)
 
 
@@ -42,7 +42,7 @@ def test_what_is_as_it_should_be_passes(more: dict[str, Any]) -> None:
         ({"curve": {"x": [1], "y": []}}, "lists of one length as curve, got [1, 0]"),
     ],
 )
-def test_the_first_wrong_place_is_named(change: dict[str, Any], said: str) -> None:
+def test_first_wrong_place_is_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(Wrong) as error:
         RUN("", GOOD | change)
     assert str(error.value).startswith(said)
@@ -50,7 +50,7 @@ def test_the_first_wrong_place_is_named(change: dict[str, Any], said: str) -> No
 
 
 @pytest.mark.parametrize("value", [1.5, None, True, [1]])
-def test_an_item_is_a_whole_number_or_text(value: Any) -> None:
+def test_item_is_a_whole_number_or_text(value: Any) -> None:
     item("item", 3)
     item("item", "tea")
     with pytest.raises(Wrong, match="a whole number or text as item"):

@@ -52,7 +52,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def test_a_folder_gives_three_splits_of_bytes_in_the_order_of_their_files(folder: Path) -> None:
+def test_folder_gives_three_splits_in_the_order_of_their_files(folder: Path) -> None:
     data = load(folder)
     assert [len(data.train), len(data.validation), len(data.test)] == [4, 2, 3]
     assert data.train.images.shape == (4, 3, HEIGHT, WIDTH)
@@ -67,7 +67,7 @@ def test_a_folder_gives_three_splits_of_bytes_in_the_order_of_their_files(folder
     assert load(folder.parent).test.names == ("test_002", "test_001", "test_000")
 
 
-def test_archives_give_what_the_folder_gives(folder: Path, tmp_path: Path) -> None:
+def test_archives_equal_the_folder(folder: Path, tmp_path: Path) -> None:
     want, files = load(folder), sorted(p for p in folder.rglob("*") if p.is_file())
     (tmp_path / "tars").mkdir()
     for part in range(3):
@@ -123,7 +123,7 @@ def break_label(folder: Path, value: np.ndarray | bytes | None) -> None:
         (b"no png", "valannot/val_001.png: want a PNG, got UnidentifiedImageError in 6 bytes"),
     ],
 )
-def test_a_wrong_label_is_named(folder: Path, label: np.ndarray | bytes | None, message: str) -> None:
+def test_wrong_label_is_named(folder: Path, label: np.ndarray | bytes | None, message: str) -> None:
     break_label(folder, label)
     with pytest.raises(DropoutError, match=message):
         load(folder)
@@ -150,7 +150,7 @@ def test_wrong_images_and_split_files_are_named(folder: Path, tmp_path: Path) ->
         load(tmp_path / "nowhere")
 
 
-def test_a_missing_split_file_and_a_huge_member_are_named(
+def test_missing_split_file_and_a_huge_member_are_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "test.txt").unlink()
@@ -163,7 +163,7 @@ def test_a_missing_split_file_and_a_huge_member_are_named(
         load(tmp_path / "camvid.tar")
 
 
-def test_without_pillow_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_an_error_that_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(DropoutError, match=r"pip install 'lbdrop\[vision\]'"):
         load(folder)
@@ -194,7 +194,7 @@ def test_image_and_label_are_cropped_and_mirrored_together() -> None:
     assert directions == {1, -1}
 
 
-def test_every_place_that_fits_is_drawn_and_no_other() -> None:
+def test_crop_places_are_all_that_fit_and_no_other() -> None:
     scenes = told()
     starts = set()
     generator = torch.Generator().manual_seed(0)
@@ -204,7 +204,7 @@ def test_every_place_that_fits_is_drawn_and_no_other() -> None:
     assert starts == set(range(60 - 32 + 1))
 
 
-def test_a_scale_enlarges_image_and_label_alike() -> None:
+def test_scale_enlarges_image_and_label_alike() -> None:
     images, labels = torch.rand(1, 3, 40, 50), torch.randint(0, 12, (1, 40, 50), dtype=torch.uint8)
     x, y = crop(images, labels, 32, torch.zeros(1, 2), torch.tensor([2.0]))
     assert torch.equal(y[0], labels[0, :16, :16].repeat_interleave(2, 0).repeat_interleave(2, 1))
@@ -229,7 +229,7 @@ def test_whole_images_are_only_mirrored_and_each_comes_once() -> None:
     assert torch.equal(x[1], images[1])
 
 
-def test_the_same_generator_gives_the_same_batches_and_settings_are_checked() -> None:
+def test_same_generator_gives_the_same_batches_and_settings_are_checked() -> None:
     one, two = (list(Crops(told(), 2, 32, scale=(0.8, 1.2), generator=torch.Generator().manual_seed(4))) for _ in "ab")
     assert all(torch.equal(a, b) for x, y in zip(one, two, strict=True) for a, b in zip(x, y, strict=True))
     for settings, message in (
@@ -242,7 +242,7 @@ def test_the_same_generator_gives_the_same_batches_and_settings_are_checked() ->
             Crops(told(), **settings)
 
 
-def test_light_changes_by_known_gains_and_stays_between_black_and_white() -> None:
+def test_jitter_changes_light_by_its_gains_and_stays_between_black_and_white() -> None:
     image = torch.tensor([0.2, 0.4, 0.6]).view(1, 3, 1, 1).expand(1, 3, 2, 2)  # its mean is .4
     none = torch.zeros(1, 5)
     torch.testing.assert_close(relight(image, none), image)

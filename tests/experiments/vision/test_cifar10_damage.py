@@ -29,7 +29,7 @@ from lbdrop import DropoutError
 # -------------------------------------------------------------------------------------------- archives and binary files
 
 
-def test_an_archive_with_another_checksum_is_refused(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+def test_archive_with_another_checksum_is_refused(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     path = packed(tmp_path / PYTHON.file, PYTHON.folder, pickled(pixels, labels))
     with pytest.raises(
         DropoutError, match=f"want md5 {PYTHON.md5} .*, got .* bytes; delete it and download it again from {PYTHON.url}"
@@ -43,7 +43,7 @@ def test_an_archive_with_another_checksum_is_refused(tmp_path: Path, pixels: np.
 @pytest.mark.parametrize(
     "damage", [lambda data: data[: len(data) // 2], lambda data: b"not an archive"], ids=["cut", "other"]
 )
-def test_a_damaged_archive_that_passes_the_checksum_is_named(
+def test_damaged_archive_that_passes_the_checksum_is_named(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, damage: Callable[[bytes], bytes]
 ) -> None:
     path = packed(tmp_path / BINARY.file, BINARY.folder, binary(pixels, labels))
@@ -71,7 +71,7 @@ def test_links_and_huge_members_of_an_archive_are_not_read(
         cifar10.load(path, release=release_of(path))
 
 
-def test_a_cut_or_missing_binary_file_is_named(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+def test_cut_or_missing_binary_file_is_named(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     folder = extracted(tmp_path / BINARY.folder, binary(pixels, labels))
     whole = (folder / "data_batch_3.bin").read_bytes()
     (folder / "data_batch_3.bin").write_bytes(whole[:-1])
@@ -85,7 +85,7 @@ def test_a_cut_or_missing_binary_file_is_named(tmp_path: Path, pixels: np.ndarra
 
 
 @pytest.mark.parametrize("make", [binary, pickled])
-def test_a_label_beyond_nine_is_named(
+def test_label_beyond_nine_is_named(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, make: Callable[..., Contents]
 ) -> None:
     labels[TRAIN + 1] = 10
@@ -107,7 +107,7 @@ class Malicious:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_a_pickle_that_names_anything_but_arrays_is_refused_and_not_run(
+def test_pickle_that_names_anything_but_arrays_is_refused_and_not_run(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray
 ) -> None:
     mark = tmp_path / "was here"
@@ -124,7 +124,7 @@ def test_a_pickle_that_names_anything_but_arrays_is_refused_and_not_run(
 @pytest.mark.parametrize(
     "name", ["os system", "builtins eval", "numpy load", "numpy.core.multiarray fromfile", "_codecs decode"]
 )
-def test_neither_builtins_nor_the_rest_of_numpy_can_be_named(name: str) -> None:
+def test_pickle_cannot_name_builtins_or_the_rest_of_numpy(name: str) -> None:
     module, function = name.split()
     with pytest.raises(DropoutError, match=f"got {module}.{function}; do not open"):
         cifar10._pickled("batch", f"c{module}\n{function}\n(S'x'\ntR.".encode(), 2)
@@ -153,12 +153,12 @@ def test_neither_builtins_nor_the_rest_of_numpy_can_be_named(name: str) -> None:
         ({b"labels": np.zeros(2), b"data": np.zeros((2, 3072), np.uint8)}, "want a list of 2 whole numbers as labels"),
     ],
 )
-def test_a_pickle_of_something_else_says_what_was_wanted(batch: object, words: str) -> None:
+def test_pickle_of_something_else_says_what_was_wanted(batch: object, words: str) -> None:
     with pytest.raises(DropoutError, match=f"batch: .*{words}"):
         cifar10._pickled("batch", by_python_3(batch), 2)
 
 
-def test_a_pickle_damaged_anywhere_is_an_error_of_ours(pixels: np.ndarray, labels: np.ndarray) -> None:
+def test_pickle_damaged_anywhere_is_an_error_of_ours(pixels: np.ndarray, labels: np.ndarray) -> None:
     data = pickled(pixels, labels)["data_batch_1"]
     rng = np.random.default_rng(0)
     for cut in (0, 1, 10, len(data) // 2, len(data) - 1):
@@ -174,7 +174,7 @@ def test_a_pickle_damaged_anywhere_is_an_error_of_ours(pixels: np.ndarray, label
 @pytest.mark.parametrize(
     "data", [b"\x80\x02Nr\xff\xff\xff\xff.", b"N" + b"p4294967295\n.", b"\x96" + b"\xff" * 7 + b"\x00."]
 )
-def test_a_pickle_cannot_ask_for_all_memory(data: bytes) -> None:
+def test_pickle_cannot_allocate_all_memory(data: bytes) -> None:
     with pytest.raises(DropoutError, match="batch: want a pickle"):
         cifar10._pickled("batch", data, 2)
 
@@ -196,7 +196,7 @@ def test_a_pickle_cannot_ask_for_all_memory(data: bytes) -> None:
         ),
     ],
 )
-def test_an_npz_part_of_another_kind_is_named(
+def test_npz_part_of_another_kind_is_named(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, arrays: dict[str, np.ndarray], words: str
 ) -> None:
     parts(tmp_path, pixels, labels)

@@ -83,7 +83,7 @@ def test_npz_parts_are_read_in_the_order_of_their_numbers(
     assert_read(cifar10.load(tmp_path, release=SMALL), pixels, labels)
 
 
-def test_the_official_release_is_expected_unless_told_otherwise(
+def test_official_release_is_expected_unless_told_otherwise(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray
 ) -> None:
     parts(tmp_path, pixels, labels)
@@ -95,9 +95,7 @@ def test_the_official_release_is_expected_unless_told_otherwise(
 # ---------------------------------------------------------------------------------------------------------- downloading
 
 
-def test_a_missing_archive_is_downloaded_checked_and_kept(
-    tmp_path: Path, pixels: np.ndarray, labels: np.ndarray
-) -> None:
+def test_missing_archive_is_downloaded_checked_and_kept(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     source = packed(tmp_path / BINARY.file, BINARY.folder, binary(pixels, labels))
     home = tmp_path / "data" / "cifar10"
     assert_read(cifar10.load(home, release=release_of(source)), pixels, labels)
@@ -107,7 +105,7 @@ def test_a_missing_archive_is_downloaded_checked_and_kept(
     assert_read(cifar10.load(home, release=release), pixels, labels)  # from the copy
 
 
-def test_a_download_with_another_checksum_leaves_nothing_behind(
+def test_download_with_another_checksum_leaves_nothing_behind(
     tmp_path: Path, pixels: np.ndarray, labels: np.ndarray
 ) -> None:
     source = packed(tmp_path / BINARY.file, BINARY.folder, binary(pixels, labels))
@@ -121,14 +119,14 @@ def test_a_download_with_another_checksum_leaves_nothing_behind(
     assert list(home.iterdir()) == []
 
 
-def test_a_failed_download_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
+def test_failed_download_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
     nowhere = replace(BINARY, url=(tmp_path / "gone" / BINARY.file).as_uri())
     with pytest.raises(DropoutError, match="could not be downloaded into .*; fetch file:.* by other means"):
         cifar10.load(tmp_path / "data", release=Release(TRAIN, TEST, (nowhere,)), progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_download_the_error_lists_what_was_looked_for(tmp_path: Path) -> None:
+def test_error_without_download_lists_the_names_searched_for(tmp_path: Path) -> None:
     with pytest.raises(
         DropoutError, match=r"want cifar-10-binary.tar.gz, cifar-10-python.tar.gz or cifar10-0.npz.*download=True"
     ):

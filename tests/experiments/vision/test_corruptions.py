@@ -43,14 +43,14 @@ def test_shape_and_type_stay_and_the_original_is_left_alone(images: Tensor, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_degree_is_further_from_the_original(images: Tensor, kind: str) -> None:
+def test_higher_severity_is_further_from_the_original(images: Tensor, kind: str) -> None:
     distances = [distance(corrupt(images, kind, severity, seeded()), images) for severity in range(1, 6)]
     assert distances[0] > 0
     assert distances == sorted(distances)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_generator_gives_the_same_images(images: Tensor, kind: str) -> None:
+def test_same_generator_gives_the_same_images(images: Tensor, kind: str) -> None:
     assert torch.equal(corrupt(images, kind, 3, seeded()), corrupt(images, kind, 3, seeded()))
 
 
@@ -89,7 +89,7 @@ def test_blur_leaves_one_colour_alone() -> None:
     assert torch.equal(gaussian_blur(grey, 5), grey)
 
 
-def test_large_sets_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
+def test_large_sets_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
     whole = gaussian_blur(images, 3)
     monkeypatch.setattr(corruptions, "CHUNK", 3)
     assert torch.equal(gaussian_blur(images, 3), whole)
@@ -127,6 +127,6 @@ def test_severity_goes_from_one_to_five(images: Tensor, kind: str, severity: int
         corrupt(images, kind, severity)
 
 
-def test_an_unknown_kind_lists_the_known(images: Tensor) -> None:
+def test_unknown_kind_lists_the_known(images: Tensor) -> None:
     with pytest.raises(DropoutError, match="kind: want one of gaussian_noise, gaussian_blur, jpeg, got 'fog'"):
         corrupt(images, "fog", 1)

@@ -20,7 +20,7 @@ def numbered(n: int) -> tuple[Tensor, Tensor]:
     ) % 10
 
 
-def test_a_split_holds_every_train_image_once_and_follows_the_seed() -> None:
+def test_split_holds_every_train_image_once_and_follows_the_seed() -> None:
     x, y = numbered(50)
     images = Images(x, y, x[:7], y[:7])
     split, again, other = images.split(12, seed=1), images.split(12, seed=1), images.split(12, seed=2)
@@ -77,7 +77,7 @@ def test_labels_stay_with_their_images() -> None:
         assert y.tolist() == [i % 10 for i in (x[:, 0, 16, 16] * 255).round().int().tolist()]
 
 
-def test_batches_lie_between_0_and_1_and_have_the_asked_size() -> None:
+def test_batches_lie_between_0_and_1_and_have_the_given_size() -> None:
     x, y = next(iter(Batches(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.arange(4), 4, 48)))
     assert x.shape == (4, 3, 48, 48)
     assert x.dtype == torch.float32
@@ -106,7 +106,7 @@ def test_augmentation_changes_images_and_follows_the_generator() -> None:
     assert int(changed.sum()) >= 28  # one in 162 stays as it is
 
 
-def test_cropping_moves_and_mirrors_as_told() -> None:
+def test_cropping_moves_and_mirrors_as_given() -> None:
     x = torch.randint(1, 256, (4, 3, 32, 32), dtype=torch.uint8)
     shift = torch.tensor([[0, 0], [0, 0], [4, -2], [-1, 3]])
     out = crop_and_flip(x, shift, torch.tensor([False, True, False, True]))
@@ -127,6 +127,6 @@ def test_cropping_moves_and_mirrors_as_told() -> None:
         ({"augment": True}, "augment: want train=True with it"),
     ],
 )
-def test_wrong_batches_say_what_was_wanted(settings: dict[str, int], words: str) -> None:
+def test_wrong_batches_are_errors_that_say_what_is_wanted(settings: dict[str, int], words: str) -> None:
     with pytest.raises(DropoutError, match=words):
         Batches(*numbered(10), **settings)  # pyright: ignore[reportArgumentType]

@@ -36,7 +36,7 @@ def test_zeros_stay_zeros() -> None:
     assert torch.equal(orthogonal(torch.zeros(2, 3, 5)), torch.zeros(2, 3, 5))
 
 
-def test_a_step_is_the_formula() -> None:
+def test_step_is_the_formula() -> None:
     (p,) = kernels(2)
     before, seen = p.detach().clone(), []
     optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.5)
@@ -61,7 +61,7 @@ def test_kernels_of_several_widths_move_as_each_would_alone() -> None:
 
 
 @pytest.mark.parametrize("gradient_too", [True, False])
-def test_the_layout_of_kernels_and_gradients_changes_nothing(gradient_too: bool) -> None:
+def test_layout_of_kernels_and_gradients_changes_nothing(gradient_too: bool) -> None:
     (plain,), (other,) = kernels(5), kernels(5)
     gradient = other.grad
     assert gradient is not None
@@ -73,7 +73,7 @@ def test_the_layout_of_kernels_and_gradients_changes_nothing(gradient_too: bool)
     assert other.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_state_of_another_layout_is_taken_up_as_it_was_meant() -> None:
+def test_state_of_another_layout_is_loaded_correctly() -> None:
     (plain,), (other,) = kernels(5), kernels(5)
     first, second = Muon([plain]), Muon([other])
     first.step()
@@ -85,7 +85,7 @@ def test_a_state_of_another_layout_is_taken_up_as_it_was_meant() -> None:
     assert torch.allclose(plain, other, atol=1e-6)
 
 
-def test_a_learning_rate_may_be_a_tensor_groups_several_and_gradients_missing() -> None:
+def test_learning_rate_may_be_a_tensor_groups_several_and_gradients_missing() -> None:
     numbers, tensors = kernels(2, 3, 4), kernels(2, 3, 4)
     for made in (numbers, tensors):
         made[2].grad = None
@@ -106,7 +106,7 @@ def test_half_precision_is_orthogonalised_in_single(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 8), (5,), (0, 3)])
-def test_what_is_no_wide_kernel_is_refused_whenever_it_comes(shape: tuple[int, ...]) -> None:
+def test_narrow_kernel_is_refused_at_any_time(shape: tuple[int, ...]) -> None:
     wrong = nn.Parameter(torch.zeros(shape))
     optimizer = Muon([nn.Parameter(torch.zeros(2, 3))])
     for given in (lambda: Muon([wrong]), lambda: optimizer.add_param_group({"params": [wrong]})):
@@ -114,7 +114,7 @@ def test_what_is_no_wide_kernel_is_refused_whenever_it_comes(shape: tuple[int, .
             given()
 
 
-def test_a_network_without_dense_layers_is_refused() -> None:
+def test_network_without_dense_layers_is_refused() -> None:
     schedule = SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon")
     with pytest.raises(DropoutError, match="want a network with dense layers for muon, got one without"):
         Segmenter(nn.Sequential(nn.Conv2d(3, 4, 3)), None, schedule, 1, 0).configure_optimizers()

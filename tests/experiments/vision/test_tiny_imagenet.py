@@ -79,7 +79,7 @@ def assert_whole(found: tiny_imagenet.Validation) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "val", "tiny-imagenet-200/val"])
-def test_the_extracted_folder_is_found_from_any_level(tmp_path: Path, contents: Contents, folder: str) -> None:
+def test_extracted_folder_is_found_from_any_level(tmp_path: Path, contents: Contents, folder: str) -> None:
     in_folder(tmp_path / folder, contents)
     assert_whole(load(tmp_path, count=4))
 
@@ -89,19 +89,19 @@ def test_images_may_lie_beside_their_annotations(tmp_path: Path, contents: Conte
 
 
 @pytest.mark.parametrize("by_its_folder", [False, True])
-def test_the_official_zip_is_read_without_its_training_images(
+def test_official_zip_is_read_without_its_training_images(
     tmp_path: Path, contents: Contents, by_its_folder: bool
 ) -> None:
     path = in_zip(tmp_path / "tiny-imagenet-200.zip", contents)
     assert_whole(load(tmp_path if by_its_folder else path, count=4))
 
 
-def test_a_flat_zip_is_read(tmp_path: Path, contents: Contents) -> None:
+def test_flat_zip_is_read(tmp_path: Path, contents: Contents) -> None:
     assert_whole(load(in_zip(tmp_path / "mine.zip", flat(contents), prefix=""), count=4))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_tar_of_the_validation_folder_is_read(tmp_path: Path, contents: Contents, mode: str) -> None:
+def test_tar_of_the_validation_folder_is_read(tmp_path: Path, contents: Contents, mode: str) -> None:
     in_tar(tmp_path / "tiny-imagenet-val.tar", contents, mode)
     assert_whole(load(tmp_path, count=4))
     assert_whole(load(tmp_path / "tiny-imagenet-val.tar", count=4))
@@ -123,23 +123,23 @@ def refused(path: Path, *words: str, count: int = 4) -> None:
         assert word in said, said
 
 
-def test_an_empty_or_absent_folder_is_told_where_to_fetch(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error_that_says_where_to_download(tmp_path: Path) -> None:
     refused(tmp_path, "val_annotations.txt", "http://")
     refused(tmp_path / "absent", "tiny-imagenet-200.zip")
 
 
-def test_an_archive_without_annotations_is_named(tmp_path: Path, contents: Contents) -> None:
+def test_archive_without_annotations_is_named(tmp_path: Path, contents: Contents) -> None:
     del contents["val_annotations.txt"]
     refused(in_tar(tmp_path / "a.tar", contents), "a.tar", "one val_annotations.txt", "got 0")
     refused(in_zip(tmp_path / "a.zip", contents), "a.zip", "one val_annotations.txt", "got 0")
 
 
-def test_an_image_without_a_line_is_named(tmp_path: Path, contents: Contents) -> None:
+def test_image_without_a_line_is_named(tmp_path: Path, contents: Contents) -> None:
     contents["images/val_9.JPEG"] = contents["images/val_0.JPEG"]
     refused(in_folder(tmp_path, contents), "val_annotations.txt: want a line for val_9.JPEG", "remove")
 
 
-def test_a_line_without_an_image_is_named(tmp_path: Path, contents: Contents) -> None:
+def test_line_without_an_image_is_named(tmp_path: Path, contents: Contents) -> None:
     del contents["images/val_3.JPEG"]
     refused(in_folder(tmp_path, contents), "val_3.JPEG", "1 missing", "fetch")
 
@@ -153,7 +153,7 @@ def test_a_line_without_an_image_is_named(tmp_path: Path, contents: Contents) ->
         ("../../secret.JPEG\tn02909870", "secret.JPEG"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, contents: Contents, line: str, word: str) -> None:
+def test_wrong_line_is_named(tmp_path: Path, contents: Contents, line: str, word: str) -> None:
     contents["val_annotations.txt"] += line.encode()
     refused(in_folder(tmp_path, contents), word, "fetch")
 
@@ -161,7 +161,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, contents: Contents, line: str, wo
 @pytest.mark.parametrize(
     "damage", [b"", b"no image", jpeg((1, 2, 3))[:300], jpeg((9, 9, 9))[:-200]], ids=["empty", "text", "head", "cut"]
 )
-def test_an_undecodable_jpeg_is_named(tmp_path: Path, contents: Contents, damage: bytes) -> None:
+def test_undecodable_jpeg_is_named(tmp_path: Path, contents: Contents, damage: bytes) -> None:
     contents["images/val_2.JPEG"] = damage
     refused(in_folder(tmp_path, contents), "val_2.JPEG: want a JPEG", f"{len(damage)} bytes", "fetch")
 
@@ -173,17 +173,17 @@ def test_another_format_under_a_jpegs_name_is_refused(tmp_path: Path, contents: 
     refused(in_folder(tmp_path, contents), "val_2.JPEG: want a JPEG")
 
 
-def test_an_image_of_another_size_is_named(tmp_path: Path, contents: Contents) -> None:
+def test_image_of_another_size_is_named(tmp_path: Path, contents: Contents) -> None:
     contents["images/val_1.JPEG"] = jpeg((0, 0, 0), (64, 48))
     refused(in_folder(tmp_path, contents), "val_1.JPEG: want 64 × 64 pixels", "64 × 48", "resize")
 
 
-def test_part_of_the_set_is_not_taken_for_all(tmp_path: Path, contents: Contents) -> None:
+def test_incomplete_set_is_refused(tmp_path: Path, contents: Contents) -> None:
     refused(in_folder(tmp_path, contents), "want 10,000 images", "got 4", "count=4", count=10_000)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tgz"])
-def test_a_cut_archive_is_named(tmp_path: Path, contents: Contents, name: str) -> None:
+def test_cut_archive_is_named(tmp_path: Path, contents: Contents, name: str) -> None:
     contents["images/val_0.JPEG"] = jpeg((7, 7, 7)) + os.urandom(20_000)  # so that the cut goes through a file
     path = tmp_path / name
     if name == "a.zip":
@@ -197,7 +197,7 @@ def test_a_cut_archive_is_named(tmp_path: Path, contents: Contents, name: str) -
 # ---------------------------------------------------------------------------------------------------- foreign images
 
 
-def test_the_tables_name_classes_of_both_sets() -> None:
+def test_tables_name_classes_of_both_sets() -> None:
     assert len(WNIDS) == 200
     assert len(OVERLAP) == 24
     assert OVERLAP.keys() | LOOKALIKES.keys() < WNIDS
@@ -212,7 +212,7 @@ def images() -> Tensor:
     return torch.randint(0, 256, (4, 3, 64, 64), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
 
-def test_cats_go_and_lions_stay_unless_asked_for(images: Tensor) -> None:
+def test_overlapping_classes_go_and_others_stay_by_default(images: Tensor) -> None:
     kept = foreign(images, IDS, size=64)
     assert torch.equal(kept, images[[0, 2, 3]])
     assert torch.equal(foreign(images, IDS, size=64, drop=OVERLAP | LOOKALIKES), images[[0, 2]])
@@ -227,7 +227,7 @@ def test_fine_stripes_become_their_mean_and_not_one_of_their_colours() -> None:
     assert ((small[..., 1:-1].int() - 100).abs() <= 1).all()
 
 
-def test_a_constant_image_keeps_its_bytes() -> None:
+def test_constant_image_keeps_its_bytes() -> None:
     levels = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(256, 3, 64, 64)
     assert torch.equal(foreign(levels, [BANANA] * 256), levels[..., :32, :32])
 
@@ -249,7 +249,7 @@ def test_wrong_arguments_are_named(images: Tensor, ids: list[str], options: dict
 # ------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_the_cache_gives_back_the_same_bytes_and_leaves_nothing_beside(tmp_path: Path, images: Tensor) -> None:
+def test_cache_gives_back_the_same_bytes_and_leaves_nothing_beside(tmp_path: Path, images: Tensor) -> None:
     small = foreign(images, IDS)
     path = cache(tmp_path / "new" / "foreign32.npz", small)
     assert torch.equal(load_cached(path), small)
@@ -258,7 +258,7 @@ def test_the_cache_gives_back_the_same_bytes_and_leaves_nothing_beside(tmp_path:
     assert [p.name for p in path.parent.iterdir()] == ["foreign32.npz"]
 
 
-def test_a_failed_write_leaves_the_old_cache(tmp_path: Path, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_old_cache(tmp_path: Path, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     path = cache(tmp_path / "foreign32.npz", foreign(images, IDS))
 
     def full(file: io.BufferedWriter, **_: np.ndarray) -> None:
@@ -278,7 +278,7 @@ def test_large_images_are_not_cached(tmp_path: Path, images: Tensor) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_cache_is_named(tmp_path: Path) -> None:
+def test_wrong_cache_is_named(tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     with pytest.raises(DropoutError, match="c.npz: want an .npz with an array images, got .*No such file"):
         load_cached(path)
