@@ -1,9 +1,11 @@
-"""A regression at its least squares behind a dropout of its inputs, where what noise costs has a closed form."""
+"""A regression at its least squares behind a dropout of its inputs, where the cost of noise has a closed form."""
 
 import torch
 from torch import Tensor, nn
 
 import lbdrop
+
+Pair = tuple[Tensor, Tensor]
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -21,12 +23,15 @@ def linear(inputs: int, examples: int, noise: float, seed: int = 0) -> tuple[nn.
     return model, x, y
 
 
-def over_fitted(share: float) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float]:
-    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs this share of what over-fitting takes."""
+def over_fitted(share: float, copies: int = 1) -> tuple[nn.Module, Pair, Pair, float]:
+    """Twenty inputs, sixty examples, at least squares; the odds at which noise costs this share of the gap.
+
+    With copies of each example a measurement has as many masks of it, and so is as much more certain.
+    """
     torch.manual_seed(0)
     model, x, y = linear(20, 60, 3.0)
     _, more, answers = linear(20, 4060, 3.0)
     more, answers = more[60:], answers[60:]
     gap = (squares(model[1], more, answers).mean() - squares(model[1], x, y).mean()).detach()
-    price = (x * model[1].weight.detach()).square().sum(1).mean()
-    return model, (x, y), (more, answers), float(share * gap / price)
+    unit_cost = (x * model[1].weight.detach()).square().sum(1).mean()
+    return model, (x.repeat(copies, 1), y.repeat(copies)), (more, answers), float(share * gap / unit_cost)

@@ -56,7 +56,7 @@ def test_outgoing_norms_are_the_weights_that_a_unit_feeds(layer: nn.Module, unit
 
 
 @pytest.mark.parametrize("side", [8, 16])
-def test_one_rate_on_maps_stands_for_channels_whatever_their_size(side: int) -> None:
+def test_single_rate_on_maps_stands_for_channels_whatever_their_size(side: int) -> None:
     """nn.Dropout between convolutions: the KL knows the weights behind it and does not depend on the image."""
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), LearnableDropout(rate=0.3), nn.Conv2d(6, 4, 3))
     objective = Objective(model, examples=9)
@@ -66,7 +66,7 @@ def test_one_rate_on_maps_stands_for_channels_whatever_their_size(side: int) -> 
     torch.testing.assert_close(objective.rule.kl(objective.layers), expected)
 
 
-def test_the_prior_of_each_layer_is_shown() -> None:
+def test_prior_of_each_layer_is_shown() -> None:
     model = nn.Sequential(
         nn.Linear(3, 8), LearnableDropout(8), nn.ReLU(), nn.Linear(8, 4), LearnableDropout(4), nn.Tanh()
     )
@@ -88,7 +88,7 @@ def test_gaussian_kl_follows_the_integral_it_approximates() -> None:
         assert ours(a) - ours(b) == pytest.approx(exact(a) - exact(b), abs=0.02)
 
 
-def test_fixed_rates_pay_for_weights_alone_and_the_others_for_their_masks_too() -> None:
+def test_kl_of_fixed_rates_leaves_out_the_entropy_of_masks() -> None:
     norms = torch.tensor([1.0, 2.0])
     entropy = torch.distributions.Bernoulli(0.7).entropy()
     fixed, learned = FixedDropout(2, 0.3), LearnableDropout(2, 0.3)
