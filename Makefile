@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test check lint types site browser setup clean
+.PHONY: demo test check lint types site browser torch-versions setup clean
 
 demo: .venv/.demo
 	$(BIN)/lbdrop demo
@@ -27,6 +27,10 @@ browser:
 
 site: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The oldest and the newest torch that pyproject.toml allows: two environments of 6 GB each, and half an hour of tests.
+torch-versions: .venv/.dev
+	$(BIN)/python -m benchmarks.torch_versions
 
 setup: .venv/.dev
 
