@@ -89,7 +89,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def inside_non_reentrant_checkpoint() -> bool:
-    """Whether the caller runs in a block of ``checkpoint(use_reentrant=False)``, known by its hooks for saved tensors."""
+    """Whether the caller runs in a block of ``checkpoint(use_reentrant=False)``, shown by its hooks for saved tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
     return hooks is not None and hooks[0].__qualname__.startswith(checkpoint._checkpoint_hook.__name__)
 

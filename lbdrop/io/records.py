@@ -81,8 +81,10 @@ def _commit(here: Path = Path(__file__).parent) -> str:
         return os.environ.get("LBDROP_COMMIT", "unknown")  # no git, or no repository
 
 
-def _git(here: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()
+def _git(here: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _hardware(device: torch.device | str | None = None) -> str:

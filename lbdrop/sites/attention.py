@@ -25,7 +25,7 @@ class LearnableAttention(nn.MultiheadAttention):
 
     @classmethod
     def of(cls, original: nn.MultiheadAttention, dropout: NoiseLayer | None) -> "LearnableAttention":
-        """Take over the parameters of ``original``, under their own names."""
+        """Take over the parameters of ``original``, which keep their names."""
         module = bare_module(cls, original)
         module.attention_dropout = dropout
         module.dropout = 0.0

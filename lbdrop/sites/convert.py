@@ -298,7 +298,7 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
         )
     seen: dict[str, int] = {}
 
-    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def count_units_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x, site = inputs[0], readers[module]
         on_map = isinstance(module, CHANNELS) or x.dim() == 4
         count = x.shape[1 if on_map else -1]
@@ -309,7 +309,7 @@ def _count_units(model: nn.Module, sites: list[_Site], example: Any) -> dict[str
             )
         seen[f"{site.name}/dims"] = x.dim()
 
-    hooks = [module.register_forward_pre_hook(look) for module in readers]
+    hooks = [module.register_forward_pre_hook(count_units_of) for module in readers]
     training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():

@@ -46,7 +46,7 @@ class GatedRanks(nn.Linear):
 
     @classmethod
     def of(cls, original: nn.Linear, cost: float) -> "GatedRanks":
-        """Take over the parameters of ``original``, under their own names."""
+        """Take over the parameters of ``original``, which keep their names."""
         module = bare_module(cls, original)
         gate = RankGate(original.out_features, cost).to(original.weight.device)
         gate.requires_grad_(original.weight.requires_grad)  # an adapter that is not trained keeps its gates

@@ -23,7 +23,7 @@ class LearnableRecurrent(nn.RNNBase):
 
     @classmethod
     def of(cls, original: nn.RNNBase, dropouts: list[NoiseLayer]) -> "LearnableRecurrent":
-        """Take over the parameters of ``original``, under their own names."""
+        """Take over the parameters of ``original``, which keep their names."""
         module = bare_module(cls, original)
         module.original = type(original)
         module.dropout = 0.0

@@ -57,10 +57,10 @@ def of_held_out_data() -> dict[str, Any]:
 
 
 def assert_same(block: str, reentrant: bool, settings: Callable[[], dict[str, Any]]) -> None:
-    plain, got = gradients(block, None, **settings()), gradients(block, reentrant, **settings())
-    assert plain.keys() == got.keys()
-    for name, wanted in plain.items():
-        torch.testing.assert_close(got[name], wanted)
+    plain, checkpointed = gradients(block, None, **settings()), gradients(block, reentrant, **settings())
+    assert plain.keys() == checkpointed.keys()
+    for name, expected in plain.items():
+        torch.testing.assert_close(checkpointed[name], expected)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -53,18 +53,18 @@ def test_members_are_regular_files_and_nothing_is_extracted(tmp_path: Path, mode
         (info("device", tarfile.CHRTYPE), b""), (info("pipe", tarfile.FIFOTYPE), b""), (info("folder", tarfile.DIRTYPE), b""),
         mode=mode,
     )  # fmt: skip
-    with members(path) as found:
-        assert {one.name: one.open().read() for one in found} == {"../up.txt": b"up", "/tmp/absolute.txt": b"root"}
+    with members(path) as files:
+        assert {one.name: one.open().read() for one in files} == {"../up.txt": b"up", "/tmp/absolute.txt": b"root"}
     assert os.listdir(tmp_path) == ["a.tar"]
 
 
 def test_tar_in_a_tar_is_opened_one_level_deep(tmp_path: Path) -> None:
     inner = tar_of(tmp_path / "inner.tar", (info("deep.txt"), b"deep")).read_bytes()
     middle = tar_of(tmp_path / "middle.tar", (info("inner.tar"), inner)).read_bytes()
-    with members(tar_of(tmp_path / "a.tar", (info("middle.tar"), middle))) as found:
-        assert [one.name for one in found] == ["middle.tar/inner.tar"]
-    with members(tmp_path / "middle.tar") as found:
-        assert [(one.name, one.open().read()) for one in found] == [("inner.tar/deep.txt", b"deep")]
+    with members(tar_of(tmp_path / "a.tar", (info("middle.tar"), middle))) as files:
+        assert [one.name for one in files] == ["middle.tar/inner.tar"]
+    with members(tmp_path / "middle.tar") as files:
+        assert [(one.name, one.open().read()) for one in files] == [("inner.tar/deep.txt", b"deep")]
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=["GNU", "pax"])
@@ -98,9 +98,9 @@ def test_zip_in_an_unbounded_compression_is_refused(tmp_path: Path, method: int)
         made.writestr("a.txt", bytes(1000))
     with (
         pytest.raises(DropoutError, match="a.txt in a compression other than deflate"),
-        members(tmp_path / "a.zip") as found,
+        members(tmp_path / "a.zip") as files,
     ):
-        found[0].open()
+        files[0].open()
 
 
 def with_false_size(path: Path, offset: int, value: int) -> Path:
@@ -115,8 +115,8 @@ def test_zip_that_states_an_impossible_size_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("a.txt", bytes(1000))
     path = with_false_size(tmp_path / "a.zip", 24, 2**32 - 2)
-    with pytest.raises(DropoutError, match="a.txt of 4,294,967,294 bytes in"), members(path) as found:
-        found[0].open()
+    with pytest.raises(DropoutError, match="a.txt of 4,294,967,294 bytes in"), members(path) as files:
+        files[0].open()
 
 
 def test_reading_stops_at_the_size_that_a_zip_states(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_reading_stops_at_the_size_that_a_zip_states(tmp_path: Path) -> None:
         made.writestr("a.txt", bytes(100_000))
     with (
         pytest.raises(DropoutError, match="want a whole zip or tar"),
-        members(with_false_size(tmp_path / "a.zip", 24, 10)) as found,
+        members(with_false_size(tmp_path / "a.zip", 24, 10)) as files,
     ):
-        assert len(found[0].open().read()) <= 10  # and its checksum does not fit
+        assert len(files[0].open().read()) <= 10  # and its checksum does not fit
 
 
 # ---------------------------------------------------------------------------------------------------------------- npz
@@ -145,15 +145,15 @@ def npz_with(path: Path, header: str, body: bytes = b"", method: int = zipfile.Z
 )
 def test_arrays_are_read_as_they_were_saved(tmp_path: Path, array: np.ndarray, fortran: bool) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.asfortranarray(array) if fortran else array, y=np.float32(2.5))
-    found = read_npz(tmp_path / "a.npz")
-    assert found.keys() == {"x", "y"}
-    assert np.array_equal(found["x"], array)
-    assert found["y"].shape == ()
-    assert found["x"].flags.writeable
+    arrays = read_npz(tmp_path / "a.npz")
+    assert arrays.keys() == {"x", "y"}
+    assert np.array_equal(arrays["x"], array)
+    assert arrays["y"].shape == ()
+    assert arrays["x"].flags.writeable
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000,)}", "in 800 bytes"),
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807)}", "in 800 bytes"),
@@ -168,9 +168,9 @@ def test_arrays_are_read_as_they_were_saved(tmp_path: Path, array: np.ndarray, f
         ("__import__('os').mkdir('was here')", "."),
     ],
 )  # fmt: skip
-def test_false_header_is_refused_before_memory_is_taken(tmp_path: Path, header: str, said: str) -> None:
+def test_false_header_is_refused_before_memory_is_taken(tmp_path: Path, header: str, message: str) -> None:
     path = npz_with(tmp_path / "a.npz", header, bytes(800))
-    with pytest.raises(DropoutError, match=said):
+    with pytest.raises(DropoutError, match=message):
         read_npz(path)
     assert peak(lambda: read_npz(path)) < 4 << 20
     assert os.listdir(tmp_path) == ["a.npz"]

@@ -51,10 +51,10 @@ def test_folders_are_exchanged_by_renames_where_the_system_has_no_exchange(
 
 
 def test_leftovers_of_a_killed_process_are_removed_by_the_next_write_and_nothing_else_is(tmp_path: Path) -> None:
-    node, alive = files.platform.node(), os.getppid()
+    node, running = files.platform.node(), os.getppid()
     left = tmp_path / f"a.json.{node}-{DEAD}.part"
     others = [
-        f"a.json.{node}-{alive}.part",
+        f"a.json.{node}-{running}.part",
         f"b.json.{node}-{DEAD}.part",
         f"a.json.elsewhere-{DEAD}.part",
         "a.json.part",

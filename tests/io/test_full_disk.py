@@ -32,7 +32,7 @@ class World(NamedTuple):
 
     folder: Path
 
-    def words(self, command: str, out: Path, changed: bool = False) -> list[str]:
+    def arguments(self, command: str, out: Path, changed: bool = False) -> list[str]:
         """A command that writes ``out``; changed, it would write something else there."""
         likes, model, runs = (str(self.folder / name) for name in ("likes.csv", "model", "runs"))
         fit = [
@@ -69,8 +69,8 @@ class World(NamedTuple):
         }[command]
 
 
-def call(words: list[str]) -> Result:
-    return CliRunner().invoke(app, words)
+def call(arguments: list[str]) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     lines = [f"{user}::{1 + (user % 2) * 15 + item}::5::{user}" for user in range(1, 61) for item in random.choice(20, 9, replace=False)]  # fmt: skip
     (made.folder / "ml-1m" / "ratings.dat").write_text("\n".join(lines) + "\n")
     (made.folder / "ml-1m" / "movies.dat").write_text("".join(f"{i}::Film {i} (1999)::Drama\n" for i in range(1, 42)))
-    for words in (
-        made.words("fit", made.folder),
-        made.words("prepare", made.folder),
-        made.words("ml-1m", made.folder / "runs"),
+    for arguments in (
+        made.arguments("fit", made.folder),
+        made.arguments("prepare", made.folder),
+        made.arguments("ml-1m", made.folder / "runs"),
     ):
-        done = call(words)
+        done = call(arguments)
         assert done.exit_code == 0, done.output
     return made
 
@@ -112,7 +112,7 @@ def size_limit(_: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def no_space(patch: pytest.MonkeyPatch, after: int = 0) -> AbstractContextManager[None]:
-    """The disk is full when it is asked to hold what was written, some outputs later."""
+    """The disk is full when it has to store what was written, some outputs later."""
 
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -145,10 +145,10 @@ FAULTS = {"size limit": (size_limit, 1, "cannot write to"), "no space": (no_spac
           "Ctrl-C": (control_c, 130, "stopped")}  # fmt: skip
 
 
-def assert_one_line_error(done: Result, code: int, words: str) -> None:
+def assert_one_line_error(done: Result, code: int, message: str) -> None:
     assert done.exit_code == code, (done.exit_code, done.output, done.exception)
     assert isinstance(done.exception, SystemExit)
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
@@ -159,16 +159,16 @@ def assert_one_line_error(done: Result, code: int, words: str) -> None:
 def test_old_output_stays_whatever_happens_to_the_new(
     command: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert call(world.words(command, tmp_path)).exit_code == 0
+    assert call(world.arguments(command, tmp_path)).exit_code == 0
     before = tree(tmp_path)
     assert before
-    for fault, code, words in FAULTS.values():
+    for fault, code, message in FAULTS.values():
         with fault(monkeypatch):
-            done = call(world.words(command, tmp_path, changed=True))
-        assert_one_line_error(done, code, words)
+            done = call(world.arguments(command, tmp_path, changed=True))
+        assert_one_line_error(done, code, message)
         assert {name: content for name, content in tree(tmp_path).items() if ".unfinished/" not in name} == before
         assert not list(tmp_path.rglob("*.part"))
-    done = call(world.words(command, tmp_path, changed=True))  # and with room again the new one comes
+    done = call(world.arguments(command, tmp_path, changed=True))  # and with room again the new one comes
     assert done.exit_code == 0, done.output
     after = tree(tmp_path)
     assert after.keys() == before.keys()
@@ -178,7 +178,7 @@ def test_old_output_stays_whatever_happens_to_the_new(
 @pytest.mark.parametrize("command", [*COMMANDS, "ml-1m"])
 def test_unwritable_output_is_refused_before_the_work(command: str, world: World, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file in place of a folder")
-    done = call(world.words(command, tmp_path / "taken"))
+    done = call(world.arguments(command, tmp_path / "taken"))
     assert_one_line_error(done, 1, "cannot write to")
     assert tree(tmp_path) == {"taken": b"a file in place of a folder"}
 
@@ -206,18 +206,18 @@ def test_reproduction_keeps_its_last_state_and_resumes_from_it(
     small = {"depth": 11, "width": 8, "pool": 1, "size": 32, "batch": 20, "epochs": 2, "validation": 10, "samples": 2}
     monkeypatch.setitem(recipes.RECIPES, "fast", small)
     whole = tmp_path / "whole"
-    assert call(world.words(command, whole)).exit_code == 0
+    assert call(world.arguments(command, whole)).exit_code == 0
     for fault in ("no space", "Ctrl-C"):
-        broken, (fault_at, code, words) = tmp_path / fault, FAULTS[fault]
+        broken, (fault_at, code, message) = tmp_path / fault, FAULTS[fault]
         with fault_at(monkeypatch, after):  # type: ignore[call-arg]  # in the second epoch, when the first has its state
-            done = call(world.words(command, broken))
+            done = call(world.arguments(command, broken))
         assert done.exit_code == code, (done.output, done.exception)
-        assert words in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.output
         assert str(broken / "checkpoints") in done.stderr
         assert tree(broken / "checkpoints")
         assert not list(broken.glob("*.json"))
-        done = call(world.words(command, broken))
+        done = call(world.arguments(command, broken))
         assert done.exit_code == 0, done.output
         (record,) = broken.glob("*.json")
         assert clockless(json.loads(record.read_text())) == clockless(json.loads((whole / record.name).read_text()))
@@ -225,9 +225,9 @@ def test_reproduction_keeps_its_last_state_and_resumes_from_it(
 
 @pytest.mark.process
 def test_control_c_in_a_terminal_leaves_a_state_that_the_same_command_resumes(world: World, tmp_path: Path) -> None:
-    words = world.words("fit", tmp_path)
-    words[words.index("--epochs") + 1] = "100000"
-    running = subprocess.Popen([sys.executable, "-m", "lbdrop", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # fmt: skip
+    arguments = world.arguments("fit", tmp_path)
+    arguments[arguments.index("--epochs") + 1] = "100000"
+    running = subprocess.Popen([sys.executable, "-m", "lbdrop", *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # fmt: skip
     try:
         for _ in range(6000):
             if any((tmp_path / "model.unfinished").glob("epoch-?????")):
@@ -241,8 +241,8 @@ def test_control_c_in_a_terminal_leaves_a_state_that_the_same_command_resumes(wo
     assert "model.unfinished holds epoch" in errors
     assert "Traceback" not in errors
     reached = max(int(each.name[-5:]) for each in (tmp_path / "model.unfinished").glob("epoch-?????"))
-    words[words.index("100000")] = str(reached + 1)  # the same run, which now has an end
-    done = call(words)
+    arguments[arguments.index("100000")] = str(reached + 1)  # the same run, which now has an end
+    done = call(arguments)
     assert done.exit_code == 0, done.output
     epochs = json.loads((tmp_path / "model" / "model.json").read_text())["history"]["epochs"]
     assert [epoch["epoch"] for epoch in epochs] == list(range(1, reached + 2))

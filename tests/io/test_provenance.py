@@ -16,9 +16,9 @@ def test_commit_is_marked_dirty_by_changed_code_and_not_by_changed_results(
 ) -> None:
     calls = []
 
-    def git(here: Path, *words: str) -> str:
-        calls.append(words)
-        return "0123456789ab" if words[0] == "rev-parse" else changed
+    def git(here: Path, *arguments: str) -> str:
+        calls.append(arguments)
+        return "0123456789ab" if arguments[0] == "rev-parse" else changed
 
     monkeypatch.setattr(records, "_git", git)
     assert records.provenance()["commit"] == commit
@@ -26,7 +26,7 @@ def test_commit_is_marked_dirty_by_changed_code_and_not_by_changed_results(
 
 
 def test_commit_without_a_repository_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(here: Path, *words: str) -> str:
+    def git(here: Path, *arguments: str) -> str:
         raise subprocess.CalledProcessError(128, "git")
 
     monkeypatch.setattr(records, "_git", git)

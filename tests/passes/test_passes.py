@@ -86,8 +86,8 @@ def test_silent_rates_give_the_deterministic_pass_for_any_number_of_masks(scale)
     with masks.deterministic(model):
         expected = model(x)
     for count in (1, 3):
-        found, reached = passes.run(model, lambda: model(x), count, MasksAt([logit], count))
-        torch.testing.assert_close(found, expected.expand(count, 5, 3))
+        outputs, reached = passes.run(model, lambda: model(x), count, MasksAt([logit], count))
+        torch.testing.assert_close(outputs, expected.expand(count, 5, 3))
         assert reached == {model[1]}
 
 
@@ -225,9 +225,9 @@ def test_derivatives_inside_a_pass_are_those_of_each_mask(derivative: Callable[.
     torch.manual_seed(0)
     model, x, v = Skip(), torch.randn(5, 4), torch.randn(5, 4)
     stack = (torch.rand(3, 5, 6) < 0.6).float()
-    found, _ = passes.run(model, lambda: derivative(model, x, v), 3, FixedMasks(stack))
+    outputs, _ = passes.run(model, lambda: derivative(model, x, v), 3, FixedMasks(stack))
     assert list(passes._needs_replay[model].values()) == [False]
-    for mask, each in zip(stack, found, strict=True):
+    for mask, each in zip(stack, outputs, strict=True):
         with masks.fixed(model, {"drop": mask}):
             torch.testing.assert_close(each, derivative(model, x, v))
 
@@ -248,9 +248,9 @@ def test_masks_go_to_the_named_layers_and_to_no_other(count: int, recurrent: boo
     model, x = Two(recurrent).double().eval(), torch.randn(5, 6, dtype=torch.double)
     z = (torch.rand(count, 5, 6) < 0.6).double()
     for _ in range(2):  # the first pass may try one engine and take the other
-        found, reached = passes.run(model, lambda: model(x), count, FixedMasks(z), [model.one])
+        outputs, reached = passes.run(model, lambda: model(x), count, FixedMasks(z), [model.one])
         assert reached == {model.one}
-        for mask, output in zip(z, found, strict=True):
+        for mask, output in zip(z, outputs, strict=True):
             with masks.fixed(model, {"one": mask}):  # the other layer runs its deterministic pass
                 torch.testing.assert_close(output, model(x))
     if count > 1:

@@ -37,7 +37,7 @@ def hidden_dropout(x: Tensor) -> Tensor:
 
 
 class Hidden(nn.Module):
-    """A functional dropout that no look at the class finds; only running does."""
+    """A functional dropout that the source of the class does not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def test_functional_dropout_of_rate_zero_is_allowed() -> None:
     Objective(net, examples=4)(lambda m: m(torch.randn(4, 2, 3)).sum((1, 2)))
 
 
-# --------------------------------------------------------------------------------------------- what cannot be asked for
+# --------------------------------------------------------------------------------------------- wrong settings
 
 
 def test_model_without_dropout_is_an_error_with_the_next_step() -> None:

@@ -52,18 +52,18 @@ def test_pruned_model_equals_zeroed_units(name: str, scale) -> None:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
-    given = {}
+    fixed = {}
     for at, layer in learned_layers(model).items():
         layer.scale = scale
         with torch.no_grad():
             layer.logit.copy_(torch.tensor([-5.0, 2.0, 1.0] * 3)[: layer.units])
         keep = layer.keep.detach()
         # What a fixed mask multiplies by is divided by keep again where scaling is inverted.
-        given[at] = keep * (keep > 0.1)
+        fixed[at] = keep * (keep > 0.1)
         if layer.channels:
-            given[at] = given[at].view(-1, 1, 1)
+            fixed[at] = fixed[at].view(-1, 1, 1)
     smaller = prune(model, threshold=0.1)
-    with masks.fixed(model, given):
+    with masks.fixed(model, fixed):
         torch.testing.assert_close(smaller(x), model(x), atol=1e-10, rtol=1e-10)
     count = lambda m: sum(p.numel() for n, p in m.named_parameters() if "logit" not in n)  # noqa: E731
     assert count(smaller) < count(model)
@@ -78,8 +78,8 @@ def test_feed_forward_units_of_a_transformer_layer_are_removed() -> None:
         layer.dropout.logit[:20] = -9
     smaller = prune(layer)
     assert (smaller.linear1.out_features, smaller.linear2.in_features) == (12, 12)
-    alive = (torch.arange(32) >= 20).float()
-    with masks.fixed(layer, {"dropout": alive * layer.dropout.keep.detach()}):
+    kept = (torch.arange(32) >= 20).float()
+    with masks.fixed(layer, {"dropout": kept * layer.dropout.keep.detach()}):
         torch.testing.assert_close(smaller(x), layer(x), atol=1e-6, rtol=1e-5)
 
 
