@@ -32,7 +32,7 @@ def test_weights_and_rates_get_their_gradients_in_one_backward_pass() -> None:
     assert len(gradients(model, 0)) == 5
 
 
-def test_the_loss_is_the_mean_over_examples_and_masks_plus_kl_over_n() -> None:
+def test_loss_is_the_mean_over_examples_and_masks_plus_kl_over_n() -> None:
     model, (x, y) = network("none"), batch()
     bound = Bound(model, examples=50, s=0.7)
     objective = Objective(model, bound, estimator="rloo-3", generator=torch.Generator().manual_seed(1))
@@ -44,7 +44,7 @@ def test_the_loss_is_the_mean_over_examples_and_masks_plus_kl_over_n() -> None:
     torch.testing.assert_close(loss, by_hand + kl / 50)
 
 
-def test_the_gradient_is_the_estimators_formula() -> None:
+def test_gradient_is_the_formula_of_the_estimator() -> None:
     """The whole path, layers, taps and reductions, against ARM written out by hand."""
     model, (x, y) = network("none"), batch()
     objective = Objective(
@@ -59,7 +59,7 @@ def test_the_gradient_is_the_estimators_formula() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["arm", "double-cv"])
-def test_scaling_the_loss_scales_every_gradient(estimator: str) -> None:
+def test_gradients_scale_with_the_loss(estimator: str) -> None:
     model, data = network().double(), batch()
     data = (data[0].double(), data[1])
     once = gradients(model, 3, data=data, estimator=estimator)
@@ -68,12 +68,24 @@ def test_scaling_the_loss_scales_every_gradient(estimator: str) -> None:
         torch.testing.assert_close(a * 1024, b)
 
 
-def test_accumulated_parts_estimate_the_same_gradient() -> None:
+@pytest.mark.parametrize("estimator", ["arm", "disarm"])
+def test_accumulated_parts_have_the_gradient_of_the_whole(estimator: str) -> None:
+    """Exactly where one mask and its mirror image serve a step: parts then draw what the whole does."""
+    model, data = network().double(), batch(32)
+    data = (data[0].double(), data[1])
+    whole, split = (gradients(model, 3, parts=parts, data=data, estimator=estimator) for parts in (1, 4))
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_accumulated_parts_estimate_the_gradient_of_the_whole() -> None:
     """Split in two or not, the mean over many draws agrees."""
-    model, data = network(), batch(8)
-    whole = torch.stack([gradients(model, s, data=data)[2] for s in range(400)])
-    split = torch.stack([gradients(model, s, parts=2, data=data)[2] for s in range(400)])
-    error = (whole.var(0) / 400 + split.var(0) / 400).sqrt()
+    model, (x, y) = network(), batch(8)
+    data = x.repeat(50, 1), y.repeat(50)
+    whole, split = (
+        torch.stack([gradients(model, seed, parts=parts, data=data)[2] for seed in range(30)]) for parts in (1, 2)
+    )
+    error = (whole.var(0) / 30 + split.var(0) / 30).sqrt()
     assert bool(((whole.mean(0) - split.mean(0)).abs() < 4 * error).all())
 
 
@@ -106,16 +118,17 @@ assert len(graphs) == 1, len(graphs)
 """
 
 
-def test_a_compiled_model_still_runs_compiled_in_one_graph_outside_the_objective() -> None:
+@pytest.mark.process
+def test_compiled_model_runs_compiled_in_one_graph_outside_the_objective() -> None:
     # In a process of its own: the run-time type checks of the tests cannot be traced.
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_unit_that_is_zero_for_every_example_has_no_gradient() -> None:
+def test_unit_that_is_zero_for_every_example_has_no_gradient() -> None:
     model, (x, y) = network("none"), batch()
     with torch.no_grad():
-        model[0].weight[3], model[0].bias[3] = 0, 0  # tanh(0) = 0: unit 3 never says anything
+        model[0].weight[3], model[0].bias[3] = 0, 0  # tanh(0) = 0: unit 3 is always 0
     for estimator in ("arm", "rloo-4", "double-cv"):
         model.zero_grad()
         Objective(model, Bound(model, 1, weight=0.0), estimator=estimator)(losses(x, y)).backward()
@@ -123,14 +136,14 @@ def test_a_unit_that_is_zero_for_every_example_has_no_gradient() -> None:
         assert int((model[2].logit.grad != 0).sum()) == 7
 
 
-def test_training_moves_the_rate_to_where_the_exact_minimum_is() -> None:
+def test_rate_is_trained_to_the_exact_minimum() -> None:
     """One unit, output z·w with w fixed, target t: E(z w − t)² is least at keep 0 or 1; the KL of a strong prior wins."""
     layer = LearnableDropout(1, 0.5, scale="none")
     model = nn.Sequential(layer)
     objective = Objective(model, Bound(model, examples=1, prior_keep=0.2, weight=50.0))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     x = torch.ones(64, 1)
-    for _ in range(300):
+    for _ in range(100):
         optimizer.zero_grad()
         objective(lambda m: (m(x)[:, 0] - 1.0).pow(2)).backward()
         optimizer.step()
@@ -139,43 +152,45 @@ def test_training_moves_the_rate_to_where_the_exact_minimum_is() -> None:
     assert layer.keep.item() == pytest.approx(float(keep[exact.argmin()]), abs=0.02)
 
 
-def test_without_the_kl_a_useful_unit_is_kept() -> None:
+def test_useful_unit_is_kept_where_there_is_no_kl() -> None:
     layer = LearnableDropout(1, 0.5, scale="none")
     model = nn.Sequential(layer)
     objective = Objective(model, Bound(model, 1, weight=0.0), estimator="arm")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    for _ in range(100):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.2)
+    for _ in range(50):
         optimizer.zero_grad()
         objective(lambda m: (m(torch.ones(32, 1))[:, 0] - 1.0).pow(2)).backward()
         optimizer.step()
     assert layer.keep.item() > 0.95
 
 
-def test_no_gradient_is_kept_alive_by_a_step() -> None:
+def test_tensors_of_a_step_are_freed() -> None:
     model, (x, y) = network(), batch()
     objective = Objective(model, examples=10)
 
-    def live() -> int:
-        gc.collect()
-        return sum(isinstance(o, Tensor) for o in gc.get_objects())
-
     for _ in range(3):
         objective(losses(x, y)).backward()
-    before = live()
-    for _ in range(10):
-        objective(losses(x, y)).backward()
-        objective(losses(x, y))  # never differentiated
-    assert live() <= before + 2
+    gc.collect()
+    gc.freeze()  # what is there already is neither searched nor counted
+    try:
+        for _ in range(10):
+            objective(losses(x, y)).backward()
+            objective(losses(x, y))  # never differentiated
+        gc.collect()
+        left = [each for each in gc.get_objects() if isinstance(each, Tensor)]
+    finally:
+        gc.unfreeze()
+    assert not left
 
 
-def test_validation_without_gradients_needs_nothing_else() -> None:
+def test_loss_without_gradients_needs_nothing_else() -> None:
     model, (x, y) = network(), batch()
     with torch.no_grad():
         assert not Objective(model, examples=10)(losses(x, y)).requires_grad
 
 
 class Hard(nn.Module):
-    """A mask whose only way to the loss is a step: no slope, but a gradient all the same."""
+    """A mask that reaches the loss through a step function alone: it has no slope, but its rate has a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +201,7 @@ class Hard(nn.Module):
 
 
 @pytest.mark.parametrize("estimator", ["arm", "disarm", "rloo-4", "arms-4", "double-cv"])
-def test_rates_learn_through_a_step_that_cannot_be_differentiated(estimator: str) -> None:
+def test_rates_learn_through_a_step_function(estimator: str) -> None:
     model, x = Hard(), torch.ones(1, 3)
     exact = torch.zeros(3)
     for bits in itertools.product([0.0, 1.0], repeat=3):
@@ -195,23 +210,23 @@ def test_rates_learn_through_a_step_that_cannot_be_differentiated(estimator: str
         chance = torch.where(z > 0, torch.tensor(0.6), torch.tensor(0.4)).prod()
         exact += chance * f * (z - 0.6)
     objective = Objective(model, Bound(model, 1, weight=0.0), estimator=estimator)
-    batch_of = x.expand(200, 3)
-    drawn = [
-        torch.autograd.grad(objective(lambda m: (m(batch_of) - 0.7).pow(2)), model.drop.logit)[0] for _ in range(200)
-    ]
-    mean, error = torch.stack(drawn).mean(0), torch.stack(drawn).std(0) / 200**0.5
-    assert bool(((mean - exact).abs() < 4 * error + 1e-7).all())
+    many = x.expand(1000, 3)
+    drawn = torch.stack(
+        [torch.autograd.grad(objective(lambda m: (m(many) - 0.7).pow(2)), model.drop.logit)[0] for _ in range(40)]
+    )
+    error = drawn.std(0) / len(drawn) ** 0.5
+    assert bool(((drawn.mean(0) - exact).abs() < 4 * error + 1e-7).all())
 
 
-def test_frozen_rates_and_parts_without_gradients_are_no_obstacle() -> None:
+def test_frozen_rates_and_parts_without_gradients_are_allowed() -> None:
     model, (x, y) = network(), batch()
 
-    def taught(m: nn.Module) -> Tensor:
+    def distilled(m: nn.Module) -> Tensor:
         with torch.no_grad():
             target = m(x).softmax(-1)
         return -(target * m(x).log_softmax(-1)).sum(-1)
 
-    Objective(model, examples=10)(taught).backward()
+    Objective(model, examples=10)(distilled).backward()
     model[2].logit.requires_grad_(False)
     model.zero_grad()
     Objective(model, examples=10)(losses(x, y)).backward()
@@ -236,13 +251,13 @@ def test_parameter_groups_hold_every_parameter_once() -> None:
 
 
 class Halve:
-    """A rule of one's own: half the loss, no KL."""
+    """A user's rule: half the loss, no KL."""
 
     def loss(self, evaluation):
         return evaluation.losses().mean() / 2
 
 
-def test_a_rule_is_the_only_thing_to_write_for_another_way_to_learn() -> None:
+def test_rule_of_one_method_is_enough_for_another_way_to_learn() -> None:
     model, (x, y) = network(), batch()
     with torch.no_grad():
         ours = Objective(model, Halve(), generator=torch.Generator().manual_seed(1))(losses(x, y))
