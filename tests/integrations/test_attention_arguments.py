@@ -41,7 +41,7 @@ def test_attention_argument_that_would_be_left_out_is_refused(make: Any, argumen
         model(**inputs)
 
 
-def test_attention_without_further_arguments_is_what_it_was() -> None:
+def test_attention_without_further_arguments_computes_what_it_did() -> None:
     model = LlamaModel(LlamaConfig(**SMALL)).eval()
     with torch.no_grad():
         before = model(input_ids=IDS).last_hidden_state

@@ -32,6 +32,7 @@ import lbdrop
 from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.integrations.rates import FILE, load_rates, save_rates
 from lbdrop.integrations.transformers import LearnedRatesTrainer, example_losses, labelled
+from lbdrop.rules.balanced import CONSTANTS
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
                          "vocab_size": texts.VOCABULARY, "max_position_embeddings": texts.LENGTH}  # fmt: skip
@@ -86,11 +87,10 @@ def language(start: int, stop: int) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------------------------- real tasks
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(seed: int, tmp_path: Path) -> None:
-    torch.manual_seed(seed)
+def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(tmp_path: Path) -> None:
+    torch.manual_seed(1)
     model, train, test = bert(), texts.which_module(0, 250), texts.which_module(250, 280)
-    trainer = trained(model, tmp_path, train, rate_lr=3e-2, num_train_epochs=4, seed=seed)
+    trainer = trained(model, tmp_path, train, rate_lr=3e-2, num_train_epochs=3, seed=1)
     assert losses_of(trainer)[-1] < 0.6  # nats; log 3 = 1.10 is a guess
     assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.03
     known = lbdrop.predict(model, {key: test[key] for key in ("input_ids", "attention_mask")})
@@ -101,16 +101,16 @@ def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(seed: int, tmp
     assert texts.auroc(known.entropy, unknown.entropy) > 0.6
 
 
-def test_a_causal_model_learns_to_continue_and_is_unsure_token_by_token(tmp_path: Path) -> None:
+def test_causal_model_learns_to_continue_and_is_unsure_token_by_token(tmp_path: Path) -> None:
     model, test, strange = gpt2(), language(250, 280), texts.foreign()
-    trainer = trained(model, tmp_path, language(0, 250), rate_lr=3e-2, num_train_epochs=4, learning_rate=1e-2)
+    trainer = trained(model, tmp_path, language(0, 250), rate_lr=3e-2, num_train_epochs=3, learning_rate=3e-2)
     assert losses_of(trainer)[-1] < 4.9  # nats a token; log 512 = 6.24 is a guess
     assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.015
 
     def unsure(batch: dict[str, Tensor]) -> Tensor:
         visible = batch["attention_mask"]
         inputs = {"input_ids": batch["input_ids"], "attention_mask": visible}
-        entropy = lbdrop.predict(model, inputs, class_dim=-1, keep_samples=False).entropy
+        entropy = lbdrop.predict(model, inputs, samples=5, class_dim=-1, keep_samples=False).entropy
         assert entropy is not None
         assert entropy.shape == visible.shape
         return (entropy * visible).sum(1) / visible.sum(1)
@@ -147,7 +147,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_sum_of_example_losses_over_its_labels_is_the_models_own_loss(task: str) -> None:
+def test_example_losses_summed_over_labels_are_the_loss_of_the_model(task: str) -> None:
     make, batch_of = TASKS[task]
     model, batch = make().eval(), batch_of()
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_steps_change_weights_as_the_plain_trainer_does(make: Any, parts: int, t
     assert max(float((want[name] - began[name]).detach().abs().max()) for name in want) > 1e-4
 
 
-def test_a_loss_function_has_to_return_one_loss_per_example(tmp_path: Path) -> None:
+def test_loss_function_has_to_return_one_loss_per_example(tmp_path: Path) -> None:
     def mean(outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
         return F.cross_entropy(outputs.logits, labels)
 
@@ -192,7 +192,7 @@ def test_a_loss_function_has_to_return_one_loss_per_example(tmp_path: Path) -> N
     assert all(layer.p != pytest.approx(0.1, abs=1e-6) for layer in learned_layers(model).values())
 
 
-def test_models_and_inputs_without_a_known_loss_are_errors_with_a_next_step(tmp_path: Path) -> None:
+def test_model_or_input_without_a_loss_is_refused_with_a_next_step(tmp_path: Path) -> None:
     with pytest.raises(lbdrop.DropoutError, match="got BertForQuestionAnswering.*compute_loss_func"):
         trained(bert(BertForQuestionAnswering), tmp_path, texts.which_module(0, 4))
     with pytest.raises(lbdrop.DropoutError, match="want labels to learn from"):
@@ -213,43 +213,48 @@ def test_rates_are_a_group_of_their_own_without_decay(tmp_path: Path) -> None:
     assert groups[2]["weight_decay"] == 0.0
 
 
-def test_an_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
+def test_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
     model = bert()
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(lbdrop.DropoutError, match="want one that has the rates.*parameter_groups"):
         trained(model, tmp_path, texts.which_module(0, 20), optimizers=(optimizer, None))
 
 
-def test_rates_follow_held_out_data_and_a_run_taken_up_again_goes_on_with_what_was_seen(tmp_path: Path) -> None:
-    data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 282))
-    settings = {
-        "held_out": held_out,
-        "rate_lr": 3e-2,
-        "num_train_epochs": 10,
-        "save_strategy": "steps",
-        "save_steps": 12,
-    }
-    whole = trained(bert(), tmp_path, data, **settings)
+def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    data, held_out = texts.which_module(0, 20), texts.rows(texts.which_module(250, 260))
+    settings: dict[str, Any] = {
+        "held_out": held_out, "num_train_epochs": 10, "save_strategy": "steps", "save_steps": 12,
+        "per_device_train_batch_size": 16, "per_device_eval_batch_size": 30,
+    }  # fmt: skip
+    start = bert()
+    whole = trained(copy.deepcopy(start), tmp_path, data, **settings)
     rule = whole.objective.rule
     assert "kept out" in repr(rule)
-    assert rule.settles == rule.ledger.steps == 16  # of 40 steps
-    assert max(abs(layer.p - FIRST) for layer in learned_layers(whole.model).values()) > 0.01
+    assert rule.phase == "frozen"
+    assert rule.frozen_after == rule.step == rule.measurements.count == 16  # of 40 steps
+    assert max(abs(layer.p - CONSTANTS.start) for layer in learned_layers(whole.model).values()) > 0.01
     assert not any(layer.logit.requires_grad for layer in learned_layers(whole.model).values())
-    kept = load_rates(lbdrop.convert(bert(), verbose=False), tmp_path / "checkpoint-12")
-    ledger = next(iter(learned_layers(kept).values())).ledger
-    assert ledger is not None
-    assert ledger.steps == 12
-    resumed = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-12"), **settings)
-    assert resumed.state.global_step == 40
-    assert resumed.objective.rule.ledger.steps == 16
-    seen = [float(each.ledger.compared[0]) for each in (rule, resumed.objective.rule)]
-    # A look in each of the sixteen steps, twelve before the break.
-    assert seen[0] == pytest.approx(sum(0.8**k for k in range(16)))
-    assert seen[1] == pytest.approx(seen[0])
+    # In the middle of measuring, and when rates are frozen.
+    for steps, phase in ((12, "measuring"), (24, "frozen")):
+        checkpoint = tmp_path / f"checkpoint-{steps}"
+        saved = torch.load(checkpoint / "learned_rates_state.pt", weights_only=True)
+        assert (saved["rule"], saved["state"]["step"]) == ("Balanced", min(steps, 16))
+        assert saved["state"]["frozen"] == (phase == "frozen")
+        resumed = trained(copy.deepcopy(start), tmp_path / "again", data, resume=str(checkpoint), **settings)
+        assert resumed.state.global_step == 40
+        assert torch.equal(resumed.objective.rule.measurements.sums, rule.measurements.sums)
+        for name, value in whole.model.state_dict().items():
+            assert torch.equal(value, resumed.model.state_dict()[name]), name
+    (tmp_path / "checkpoint-36" / "learned_rates_state.pt").unlink()
+    with pytest.warns(
+        UserWarning, match=r"want learned_rates_state\.pt in .*checkpoint-36, got none.* the rule begins anew"
+    ):
+        anew = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-36"), **settings)
+    assert anew.objective.rule.step == 4
 
 
 @pytest.mark.parametrize(("parts", "limit"), [(1, {}), (3, {}), (3, {"max_steps": 3})])
-def test_the_rule_is_told_how_often_the_loss_is_asked_for(parts: int, limit: dict[str, int], tmp_path: Path) -> None:
+def test_rule_counts_the_calls_of_the_loss(parts: int, limit: dict[str, int], tmp_path: Path) -> None:
     class Counting(LearnedRatesTrainer):
         calls = 0
 
@@ -261,16 +266,16 @@ def test_the_rule_is_told_how_often_the_loss_is_asked_for(parts: int, limit: dic
     data, held_out = (texts.rows(texts.which_module(*ends)) for ends in ((0, 40), (250, 260)))
     trainer = Counting(bert(), settings, train_dataset=data, held_out=held_out)  # pyright: ignore
     trainer.remove_callback(PrinterCallback)
-    early = trainer.objective.rule.settles
+    early = trainer.objective.rule.frozen_after
     trainer.train()
     assert trainer.calls == (8 if not limit else 7)
-    assert trainer.objective.rule.settles == early == math.ceil(0.4 * 8)
+    assert trainer.objective.rule.frozen_after == early == math.ceil(0.4 * 8)
 
 
-def test_held_out_examples_are_given_back_where_the_size_of_the_training_set_is_given(tmp_path: Path) -> None:
+def test_held_out_examples_are_released_where_the_size_of_the_training_set_is_given(tmp_path: Path) -> None:
     data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 280))
     trainer = trained(bert(), tmp_path, data, held_out=held_out, examples=120, num_train_epochs=2)
-    assert "given back" in repr(trainer.objective.rule)
+    assert "released" in repr(trainer.objective.rule)
     assert trainer.state.global_step == 8
 
 
@@ -319,19 +324,18 @@ def test_rates_of_another_conversion_are_refused(tmp_path: Path) -> None:
         load_rates(other, tmp_path)
 
 
-def test_a_run_taken_up_again_ends_where_the_first_did(tmp_path: Path) -> None:
+def test_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
     data = texts.which_module(0, 40)
-    settings = {"num_train_epochs": 2, "save_strategy": "epoch", "rate_lr": 3e-2}
-    torch.manual_seed(0)
+    settings: dict[str, Any] = {"num_train_epochs": 2, "save_strategy": "epoch", "rate_lr": 3e-2}
     start = bert()
     whole = trained(copy.deepcopy(start), tmp_path, data, **settings)
-    first = sorted(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[0]
-    resumed = trained(copy.deepcopy(start), tmp_path / "again", data, resume=str(first), **settings)
+    (tmp_path / "checkpoint-4" / "learned_rates_state.pt").unlink()  # the bound has no state that could be missing
+    resumed = trained(copy.deepcopy(start), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-4"), **settings)
     for name, value in whole.model.state_dict().items():
-        torch.testing.assert_close(value, resumed.model.state_dict()[name], msg=name)
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
-def test_the_best_model_comes_with_its_rates(tmp_path: Path) -> None:
+def test_best_model_comes_with_its_rates(tmp_path: Path) -> None:
     settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     trainer = trained(
         bert(), tmp_path, texts.which_module(0, 40), eval_dataset=texts.rows(texts.which_module(250, 270)),
