@@ -111,7 +111,7 @@ def test_histories_and_likes_that_are_no_numbers_of_items_are_refused() -> None:
         assert "histories.safetensors: cannot be read" in said
     made = io.BytesIO()
     pl.read_parquet(io.BytesIO(found["items.parquet"])).with_columns(likes=pl.lit(-1.0)).write_parquet(made)
-    assert "items.parquet: cannot be read (likes that are no counts)" in check(
+    assert "items.parquet: cannot be read (likes that are not counts)" in check(
         EASE, found | {"items.parquet": made.getvalue()}
     )
 
