@@ -199,7 +199,7 @@ def run(
         data: the three splits, on the device to train on.
         start: the seed's common start; made here if the recipe has one and it is not given.
         checkpoints: folder for the state after every few epochs, from which an interrupted run goes on.
-        recorded: whether steps are replayed as a CUDA graph; on a GPU unless told.
+        recorded: whether steps are replayed as a CUDA graph; by default on a GPU.
         progress: show a bar.
     """
     settings.check()

@@ -1,7 +1,7 @@
 """CIFAR-10 on VGG19 with every dropout scheme: one run is one function, one record, one JSON.
 
 ``paper`` is the published recipe; ``fast`` reaches its accuracy in well under a minute on one H200 and is the same for
-every method. Validation images choose, test images are looked at once.
+every method. Validation images choose, test images are used once.
 """
 
 import copy
@@ -54,7 +54,7 @@ class Settings:
     masks: int = 8
     """Through how many masks weights are trained, in rows that learn no rate by them: nearly free behind VGG's convolutions."""
     look_every: int = 4
-    """Training steps to one look at validation images, where rates are tuned by them."""
+    """Training steps from one measurement on validation images to the next, where rates follow them."""
     constant_lr: bool = False
     augment: bool = True
     pool: int = 3
@@ -127,12 +127,12 @@ def run(
     history = fit(network, objective, batches, schedule, seed=settings.seed, checkpoints=checkpoints, progress=progress)
     trained = time.perf_counter()
 
-    def look(pictures: Tensor) -> Predictive:
-        return look_at(network, pictures, settings, device)
+    def predicted(pictures: Tensor) -> Predictive:
+        return predictive_of(network, pictures, settings, device)
 
-    validation = look(split.validation)
+    validation = predicted(split.validation)
     start_test = time.perf_counter()
-    test = look(split.test)
+    test = predicted(split.test)
     test_seconds = time.perf_counter() - start_test
     assert validation.entropy is not None
     ends = float(validation.entropy.min()), float(validation.entropy.max())
@@ -159,10 +159,10 @@ def run(
         "corruptions": None,
     }
     if foreign is not None:
-        record["ood"] = {"set": FOREIGN, "count": len(foreign), **out_of_distribution(test, look(foreign))}
+        record["ood"] = {"set": FOREIGN, "count": len(foreign), **out_of_distribution(test, predicted(foreign))}
     if shifts is not None:
         labels = split.test_labels.cpu()
-        record["corruptions"] = {kind: [under(look(x), labels, i) for i, x in enumerate(levels, 1)]
+        record["corruptions"] = {kind: [under(predicted(x), labels, i) for i, x in enumerate(levels, 1)]
                                  for kind, levels in shifts.items()}  # fmt: skip
     record["peak_bytes"] = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     return record
@@ -215,7 +215,7 @@ def _convolutions(depth: int, weights: Path) -> dict[str, Tensor]:
     return {name: value for name, value in network.state_dict().items() if not name.startswith("classifier")}
 
 
-def look_at(network: nn.Module, pictures: Tensor, settings: Settings, device: torch.device) -> Predictive:
+def predictive_of(network: nn.Module, pictures: Tensor, settings: Settings, device: torch.device) -> Predictive:
     """The predictive distribution of byte images, kept on the host."""
     loader = (as_input(part.to(device), settings.size) for part in pictures.split(1_000))
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -277,7 +277,7 @@ def out_of_distribution(home: Predictive, away: Predictive) -> dict[str, float]:
 
 
 def corruptions(images: Tensor) -> dict[str, list[Tensor]]:
-    """Test images at the five severities of three corruptions: made once, looked at by every method."""
+    """Test images at the five severities of three corruptions: made once for all methods."""
     return {
         kind: [
             corrupt(images, kind.replace(" ", "_"), severity, torch.Generator(images.device).manual_seed(severity))

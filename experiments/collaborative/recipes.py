@@ -1,6 +1,6 @@
 """The paper's collaborative filtering table, every row on the same users: one run is one function, one record, one JSON.
 
-Validation users choose the epoch, the rivals' settings and whether masks are averaged; test users are looked at once.
+Validation users choose the epoch, the rivals' settings and whether masks are averaged; test users are used once.
 
 Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020, table 3; the protocol is that of Liang
 et al., Variational Autoencoders for Collaborative Filtering, WWW 2018.

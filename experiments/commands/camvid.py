@@ -19,13 +19,13 @@ def camvid(
     seed: Annotated[int, typer.Option(min=0, help="Draws weights, batches and masks.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="With --method all: seeds 0 to this less one.")] = 2,
     recipe: Annotated[str, typer.Option(help="'fast', or 'paper' for the published one.")] = "fast",
-    epochs: Annotated[int | None, typer.Option(min=1, help="On whole images; the recipe's unless told.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="On whole images; default: the recipe's.")] = None,
     crop_epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of a common start on crops, 0 for none; the recipe's unless told."),
+        typer.Option(min=0, help="Of a common start on crops, 0 for none; default: the recipe's."),
     ] = None,
-    crop: Annotated[int | None, typer.Option(min=32, help="Side of the crops; the recipe's unless told.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Whole images a step; the recipe's unless told.")] = None,
+    crop: Annotated[int | None, typer.Option(min=32, help="Side of the crops; default: the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Whole images a step; default: the recipe's.")] = None,
     statistics: Annotated[
         str | None, typer.Option(help="What BatchNorm uses at test: batch, running or re-estimated.")
     ] = None,

@@ -22,16 +22,17 @@ def cifar10(
     seeds: Annotated[int, typer.Option(min=1, help="With --method all: seeds 0 to this less one.")] = 3,
     recipe: Annotated[str, typer.Option(help="'fast', or 'paper' for the published one.")] = "fast",
     rate: Annotated[
-        float | None, typer.Option(help="The fixed drop rate, or the one to start from; the recipe's unless told.")
+        float | None, typer.Option(help="The fixed drop rate, or the one to start from; default: the recipe's.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="The recipe's unless told.")] = None,
-    size: Annotated[int | None, typer.Option(min=32, help="Side of the images; the recipe's unless told.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images a step; the recipe's unless told.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; the recipe's unless told.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    size: Annotated[int | None, typer.Option(min=32, help="Side of the images; default: the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images a step; default: the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; default: the recipe's.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of CIFAR-10, in any of its formats.")] = Path("data/cifar10"),
     weights: Annotated[Path | None, typer.Option(help="Pretrained VGG19: .npz, .pth or .safetensors.")] = None,
     foreign: Annotated[
-        Path | None, typer.Option(help="Cached images of other classes (.npz), to be told apart.")
+        Path | None,
+        typer.Option(help="Cached images of other classes (.npz), to measure out-of-distribution detection."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the records.")] = None,
     resume: Annotated[bool, typer.Option(help="Keep the state of each epoch in --out, and go on from it.")] = False,

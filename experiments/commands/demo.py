@@ -24,15 +24,15 @@ PAGE, RESULT = "index.html", "result.json"
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the JSON.")] = Path("lbdrop-demo"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="Networks per contestant; 3 unless told.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training digits; 120 unless told.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Networks per contestant; default: 3.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training digits; default: 120.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Seconds instead of a minute; the numbers mean little.")
     ] = False,
 ) -> None:
     """Compare learned with fixed dropout, in a small network on digits and in a recommender on a generated shop.
 
-    Ends in two tables, a JSON and a page to look at.
+    Prints two tables; writes a JSON and a page.
 
     Example:
 

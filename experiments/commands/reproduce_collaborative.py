@@ -32,11 +32,11 @@ def command(name: str) -> Callable[..., None]:
         rate: Annotated[
             float | None,
             typer.Option(
-                help="The fixed rate of vae-drop or vae-dense-drop, 0.5 unless told, or where a self-tuned one starts, 0.05."
+                help="Of vae-drop and vae-dense-drop the fixed rate, default 0.5; of self-tuned methods the first one, 0.05."
             ),
         ] = None,
-        epochs: Annotated[int | None, typer.Option(min=1, help="The schedule's unless told.")] = None,
-        batch: Annotated[int | None, typer.Option(min=1, help="Users a step; the schedule's unless told.")] = None,
+        epochs: Annotated[int | None, typer.Option(min=1, help="Default: the schedule's.")] = None,
+        batch: Annotated[int | None, typer.Option(min=1, help="Users a step; default: the schedule's.")] = None,
         change: Annotated[
             list[str] | None, typer.Option(help="Another setting of the network, as name=value; may be repeated.")
         ] = None,
@@ -53,7 +53,7 @@ def command(name: str) -> Callable[..., None]:
             Path | None, typer.Option(help="Folder for the records.", show_default="experiments/collaborative/results")
         ] = None,
         resume: Annotated[bool, typer.Option(help="Keep the state of each epoch in --out, and go on from it.")] = False,
-        device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless told.")] = None,
+        device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     ) -> None:
         console = Console(highlight=False, quiet=not processes.is_first())
         with one_line_errors():

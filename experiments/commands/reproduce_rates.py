@@ -29,7 +29,7 @@ def rates(
             " than balanced noise and self-tuning, 'retrained' for the grid's choice trained again on all data, or 'all'."
         ),
     ] = "all",
-    epochs: Annotated[int | None, typer.Option(min=1, help="The task's unless told.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
     data: Annotated[
         Path,
         typer.Option(
@@ -39,7 +39,7 @@ def rates(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time, each on one core.", show_default="all cores; 4 on a GPU")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless told.")] = None,
+    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for records and table.", show_default="experiments/rates/results")
     ] = None,
@@ -121,7 +121,7 @@ def _run_all(jobs: Mapping[Any, Sequence[Any]], folder: Path, at_once: int, cons
 
 
 def _checked(device: str | None) -> str:
-    """The device, told or found, as a name; an error where there is none such."""
+    """The device by name, given or found; an error where it does not exist."""
     try:
         place = device_of_this_process(device)
         torch.empty(1, device=place).sum().item()  # "meta" has no numbers

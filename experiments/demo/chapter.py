@@ -166,8 +166,8 @@ def _over_training(entries: Sequence[Json]) -> list[Section]:
         charts.curves(f"Behind the {name}", "epoch", [(e, e["rates_over_training"][at]) for e in learned])
         for at, name in demo_figures.LAYERS.items()
     ]
-    told = note("Mean drop rate of the layer, over units and seeds.")
-    return [section("Rates over training", charts.legend(learned), panels(*figures), told)]
+    remark = note("Mean drop rate of the layer, over units and seeds.")
+    return [section("Rates over training", charts.legend(learned), panels(*figures), remark)]
 
 
 def _pavpu(entries: Sequence[Json]) -> list[Section]:
@@ -185,11 +185,11 @@ def _pavpu(entries: Sequence[Json]) -> list[Section]:
         for entry in measured
     ]
     figure = panels(charts.curves("PAvPU, %", "threshold t", drawn))
-    told = note(
+    remark = note(
         "PAvPU: the share of digits that are certain and right or uncertain and wrong, where certain means an entropy of at"
         " most the validation digits' least plus t times their range. Means over seeds."
     )
-    return [section("Does uncertainty point at errors?", charts.legend(measured), figure, told)]
+    return [section("Does uncertainty point at errors?", charts.legend(measured), figure, remark)]
 
 
 def _digits(uncertain: Json) -> str:

@@ -81,8 +81,8 @@ def rates_by_likes(shop: Json) -> str:
         circle(x(like), y(keep), 2.4, "speck m-lbd", f"{count:,} customers, kept with {keep:.3f}")
         for like, (count, keep) in zip(likes, points, strict=True)
     ]
-    told = note("Every item's keep rate by its popularity, on a logarithmic axis. Dashed: where all of them started.")
-    return panels(figure("Keep rate against popularity", width, height, marks)) + told
+    remark = note("Every item's keep rate by its popularity, on a logarithmic axis. Dashed: where all of them started.")
+    return panels(figure("Keep rate against popularity", width, height, marks)) + remark
 
 
 def _round_counts(low: float, high: float) -> list[int]:
@@ -94,12 +94,12 @@ def _round_counts(low: float, high: float) -> list[int]:
 def customers(shop: Json) -> str:
     """What a few customers had, what they are recommended, and why."""
     cards = "".join(_customer(each) for each in shop["examples"])
-    told = (
+    remark = (
         '<p class="note">✓ marks what the customer went on to like. Probabilities are of the next like; ± is the standard'
         " deviation over masks, as a factor of the probability. Under “because of”, how much the logarithm of the first"
         " item's probability falls when that item is missing from the history.</p>"
     )
-    return f'<div class="people">{cards}</div>{told}'
+    return f'<div class="people">{cards}</div>{remark}'
 
 
 def _customer(each: Json) -> str:

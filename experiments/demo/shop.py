@@ -2,7 +2,7 @@
 
 Customers nobody trained on show four fifths of what they like, and the rest is to be found. Beside the contestants stands
 the oracle, who knows every taste: chance leaves nothing more to find. Everything is the library's default but the lists
-below, and the shop is one that was not looked at while the defaults were chosen.
+below, and this shop was not used while the defaults were chosen.
 """
 
 import math

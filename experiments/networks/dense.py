@@ -60,7 +60,7 @@ def dense_block(
         masks: (images, channels) for each layer's new features, scaled; or none.
         momentum: of the running statistics.
         eps: added to variances.
-        whole: whether the inputs are given back in front of the new features.
+        whole: whether the result has the inputs in front of the new features.
     """
     if has_torch_function(tuple(inputs)):  # whoever remembers calls of torch remembers this one as a whole
         return handle_torch_function(dense_block, inputs, inputs, layers, masks, momentum, eps, whole)

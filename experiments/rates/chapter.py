@@ -116,10 +116,10 @@ def _said(name: str, rows: Sequence[Json]) -> Iterable[str]:
         return
     verdicts = [judged(row["against"]["deterministic"], larger_is_better=False) for row in learned]
     counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts)}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     best = min(learned, key=lambda row: row["nll"]["deterministic"]["mean"])
     yield (
-        f"{name}: of {len(learned)} ways to learn a rate, against the grid, {told}; lowest test NLL “{best['label']}”"
+        f"{name}: of {len(learned)} ways to learn a rate, against the grid, {summary}; lowest test NLL “{best['label']}”"
         f" ({plus_minus(best['nll']['deterministic'], 4)})."
     )
 
@@ -130,12 +130,12 @@ def _sections(name: str, rows: Sequence[Json]) -> Iterable[Section]:
         for how, heading in MEASURED.items()
         if len(rows) > 1
     }
-    told = note(
+    remark = note(
         "Mean ± standard error over seeds. Δ: test NLL minus that of the fixed rate which validation picks, paired by seed;"
         " better or worse where the 95 % t interval leaves out 0, level where it does not. The lowest NLL is bold, whether"
         " or not it is clearly lowest."
     )
-    yield section(f"{name}: scores", html(_columns(rows), rows, best), told)
+    yield section(f"{name}: scores", html(_columns(rows), rows, best), remark)
     learned = charts.distinct([row for row in rows if not row["fixed"] and row["over_training"]])
     if learned:
         figures = charts.rates_by_layer([(row, row["over_training"]) for row in learned], "layer ")

@@ -37,7 +37,7 @@ KEEPING_MEMORY = {
 
 
 class Job(NamedTuple):
-    """One run, by names alone, so that another process can be told of it."""
+    """One run by its names, so that another process can be given it."""
 
     task: str
     contestant: str
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     device: str = "cpu"
 
     def run(self) -> dict[str, Any] | DropoutError:
-        """Its record; or why there is none, since other runs do not depend on this one."""
+        """Its record, or the error: other runs do not depend on this one."""
         task, contestant = tasks.TASKS[self.task], CONTESTANTS[self.contestant]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -73,12 +73,12 @@ def outcomes(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, dict[str
     # Spawned: a fork would copy threads' locks, and CUDA cannot be used in one.
     context = multiprocessing.get_context("spawn")
     others = multiprocessing.active_children()
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_alone) as pool:
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_set_up_worker) as pool:
         try:
-            with _deaf_to_ctrl_c(), _environment(KEEPING_MEMORY):  # which those inherit that are started here
-                asked = {pool.submit(job.run): job for job in jobs}
-            for done in as_completed(asked):
-                yield asked[done], done.result()
+            with _ctrl_c_deferred(), _environment(KEEPING_MEMORY):  # which those inherit that are started here
+                futures = {pool.submit(job.run): job for job in jobs}
+            for done in as_completed(futures):
+                yield futures[done], done.result()
         except BrokenProcessPool as error:
             raise DropoutError(
                 "a process was killed, as happens where memory is short; runs that had ended are kept, and the same command"
@@ -98,7 +98,7 @@ def usual_workers(device: str) -> int:
     return cores if device == "cpu" else min(cores, ON_A_GPU)
 
 
-def _alone() -> None:
+def _set_up_worker() -> None:
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -123,8 +123,8 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A terminal tells every process of Ctrl-C; the one that asked for the runs ends the others."""
+def _ctrl_c_deferred() -> Iterator[None]:
+    """A terminal sends Ctrl-C to every process; the one that started the runs ends the others."""
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -137,7 +137,7 @@ def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> d
 
 
 def _of_rule(name: str, per: str) -> dict[str, Any]:
-    """What the rule itself has settled, so that runs under other defaults are not taken for its own."""
+    """The rule's own constants, so that runs under other defaults do not count as its runs."""
     if name not in RULES:
         return {}
     parameters = signature(RELEASING[name]).parameters
@@ -213,7 +213,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         records = read_json(path)["records"]
         for record in records:
-            _ = record["contestant"], record["seed"], record["settings"]  # what runs are told apart by
+            _ = record["contestant"], record["seed"], record["settings"]  # what identifies a run
         return records
     except (ValueError, KeyError, TypeError) as error:
         raise DropoutError(

@@ -1,1 +1,1 @@
-"""From the JSON of runs to something to look at."""
+"""From the JSON records of runs to a page."""

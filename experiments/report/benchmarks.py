@@ -20,9 +20,9 @@ from lbdrop.errors import DropoutError
 __all__ = ["part", "tables_of"]
 
 RECORD = fields({"settings": fields({}), "provenance": fields({})}, {"findings": listed(text)})
-ASIDE = ("settings", "provenance", "findings", "history", "benchmark", "summary")
-MOST_ROWS, MOST_TABLES, DEEPEST = 60, 24, 4
-DRAWN = ("ratio", "relative", "merit", "seconds", "per_second")
+SKIPPED = ("settings", "provenance", "findings", "history", "benchmark", "summary")
+MAX_ROWS, MAX_TABLES, MAX_DEPTH = 60, 24, 4
+DRAWN_ENDINGS = ("ratio", "relative", "merit", "seconds", "per_second")
 """A column whose name ends in one of these is drawn, the first in this order."""
 
 
@@ -58,16 +58,18 @@ def tables_of(value: Any, title: str = "", depth: int = 0) -> Iterable[tuple[str
     >>> list(tables_of({"a": {"seconds": 1.0}, "b": {"seconds": 2.0, "each": [1, 2]}}))
     [('', {'a': {'seconds': 1.0}, 'b': {'seconds': 2.0}})]
     """
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return
     if isinstance(value, list):
-        value = {_name(each, place): each for place, each in enumerate(value[:MOST_ROWS]) if isinstance(each, Mapping)}
+        value = {_name(each, place): each for place, each in enumerate(value[:MAX_ROWS]) if isinstance(each, Mapping)}
     if not isinstance(value, Mapping):
         return
-    inside = {str(name): each for name, each in value.items() if name not in ASIDE and isinstance(each, Mapping | list)}
+    inside = {
+        str(name): each for name, each in value.items() if name not in SKIPPED and isinstance(each, Mapping | list)
+    }
     rows = {name: scalars for name, each in inside.items() if len(scalars := _scalars(each)) and _has_number(scalars)}
     if rows:
-        yield title, dict(list(rows.items())[:MOST_ROWS])
+        yield title, dict(list(rows.items())[:MAX_ROWS])
     for name, each in inside.items():
         yield from tables_of(each, f"{title}, {name}" if title else name, depth + 1)
 
@@ -76,7 +78,7 @@ def _scalars(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {}
     return {
-        str(name): each for name, each in value.items() if isinstance(each, int | float | str) and name not in ASIDE
+        str(name): each for name, each in value.items() if isinstance(each, int | float | str) and name not in SKIPPED
     }
 
 
@@ -93,17 +95,17 @@ def _section(name: str, run: Json, found: Sequence[tuple[str, Rows]]) -> Section
     made = run["provenance"]
     parts = [f"<p>{_plain(run['benchmark'])}</p>"] if isinstance(run.get("benchmark"), str) else []
     parts += [findings(run["findings"])] if run.get("findings") else []
-    for title, rows in found[:MOST_TABLES]:
+    for title, rows in found[:MAX_TABLES]:
         parts += [f"<h3>{_plain(title)}</h3>"] if title else []
         parts.append(
             html(_columns(rows), [{**row, "key": label, "label": label} for label, row in rows.items()], first="name")
         )
         if drawn := _drawn(title, rows):
             parts.append(panels(drawn))
-    if len(found) > MOST_TABLES:
-        parts.append(f"<p>{len(found) - MOST_TABLES} more tables are in the JSON.</p>")
-    told = {key: made.get(key, "unknown") for key in ("commit", "date", "hardware")}
-    return section(name, *parts, "<h3>How it was run</h3>", fact_list({**told, **run["settings"]}))
+    if len(found) > MAX_TABLES:
+        parts.append(f"<p>{len(found) - MAX_TABLES} more tables are in the JSON.</p>")
+    origin = {key: made.get(key, "unknown") for key in ("commit", "date", "hardware")}
+    return section(name, *parts, "<h3>How it was run</h3>", fact_list({**origin, **run["settings"]}))
 
 
 def _plain(title: str) -> str:
@@ -130,7 +132,7 @@ def _shown(value: Any) -> str:
 
 
 def _drawn(title: str, rows: Rows) -> str:
-    for ending in DRAWN:
+    for ending in DRAWN_ENDINGS:
         for column in _headings(rows):
             values = {label: row[column] for label, row in rows.items() if isinstance(row.get(column), int | float)}
             if column.endswith(ending) and len(values) > 1 and all(0 <= value < 1e15 for value in values.values()):

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 
 DASHES = ("", "7 3", "2 3", "9 2 2 2", "14 3", "4 2", "1 5", "14 3 2 3", "9 2 2 2 2 2")
-DISCS = 12
+MAX_DISCS = 12
 """Lines of at most so many points show each of them."""
 
 
@@ -78,7 +78,7 @@ def curves(title: str, x_label: str, drawn: Sequence[tuple[Row, Points]], zero: 
         css, places = f"m-{family(row)}", [(x(a), y(b)) for a, b in curve]
         values = [(f"{a:g}", f"{b:.4g}") for a, b in curve]
         marks.append(polyline(places, f"drawn {css}", row.get("dash", ""), row["key"], row["label"], values))
-        if len(curve) <= DISCS:
+        if len(curve) <= MAX_DISCS:
             marks += [circle(a, b, 2.2, f"disc {css}", series=row["key"]) for a, b in places]
     return figure(title, width, height, marks)
 

@@ -103,7 +103,7 @@ class Report:
 
 
 def compose(paths: Sequence[Path], data: Path | None = None) -> Report:
-    """The report on these files and folders. What no kind recognises is told; if that is everything, it is an error."""
+    """The report on these files and folders. Unknown files are listed; nothing but those is an error."""
     groups: dict[str, list[Path]] = {}
     unknown: list[str] = []
     for path in json_files(paths):
@@ -118,8 +118,8 @@ def compose(paths: Sequence[Path], data: Path | None = None) -> Report:
             groups.setdefault(kind.name, []).append(path)
     if not groups:
         where = ", ".join(map(str, paths))
-        told = unknown[0].removesuffix("; left out.") if unknown else f"{where}: want run records, got no .json"
-        raise DropoutError(f"{told}; name files or their folder")
+        reason = unknown[0].removesuffix("; left out.") if unknown else f"{where}: want run records, got no .json"
+        raise DropoutError(f"{reason}; name files or their folder")
     shown = [kind for kind in KINDS if kind.name in groups]
     parts = {kind.name: kind.part(groups[kind.name], _data(data, kind, len(shown) > 1)) for kind in shown}
     return Report(parts, unknown)

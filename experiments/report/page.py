@@ -51,8 +51,8 @@ def document(chapters: Sequence[Chapter], unknown: Sequence[str] = ()) -> str:
         [f"{_slug(chapter.title)}-{n}-{_slug(each.title)}" for n, each in enumerate(chapter.sections)]
         for chapter in chapters
     ]
-    told = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in (lead, *unknown))
-    body = [f"<header>\n<h1>{escape(title)}</h1>\n{told}{_contents(chapters, ids, one)}</header>"]
+    leads = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in (lead, *unknown))
+    body = [f"<header>\n<h1>{escape(title)}</h1>\n{leads}{_contents(chapters, ids, one)}</header>"]
     for chapter, names in zip(chapters, ids, strict=True):
         if not one:
             body.append(
@@ -89,7 +89,7 @@ def _slug(title: str) -> str:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write beside the target, then rename: whoever looks finds the old file or the new one, never half of one."""
+    """Write beside the target, then rename: readers find the old file or the new one, never half of one."""
     for name, content in contents.items():
         with replacing(folder / name) as beside:
             beside.write_bytes(content)

@@ -14,9 +14,9 @@ Json = Mapping[str, Any]
 
 
 def distinct(
-    paths: Sequence[Path], check: Callable[[Path, Json], None], identity: Callable[[Json], Any], told: str
+    paths: Sequence[Path], check: Callable[[Path, Json], None], identity: Callable[[Json], Any], identity_name: str
 ) -> list[dict[str, Any]]:
-    """The records of these files and folders, checked, each with its ``file``; two of one identity raise, and none."""
+    """The records of these files and folders, checked, each with its ``file``; duplicates and an empty result raise."""
     runs: dict[Any, dict[str, Any]] = {}
     for path in files(paths):
         run = load(path)
@@ -26,7 +26,7 @@ def distinct(
         run["file"] = str(path)
         earlier = runs.setdefault(identity(run), run)
         if earlier is not run:
-            raise DropoutError(f"{path}: same {told} as {earlier['file']}; leave one of the two out")
+            raise DropoutError(f"{path}: same {identity_name} as {earlier['file']}; leave one of the two out")
     if not runs:
         raise DropoutError(f"{', '.join(map(str, paths))}: want run records, got no .json; name files or their folder")
     return list(runs.values())
@@ -51,7 +51,7 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def check(path: Path, run: Json, experiment: str, wanted: Check, told: str) -> None:
+def check(path: Path, run: Json, experiment: str, wanted: Check, record_name: str) -> None:
     """An error that names the first place where a record is not as the report wants it."""
     try:
         if run.get("experiment") != experiment:
@@ -59,5 +59,5 @@ def check(path: Path, run: Json, experiment: str, wanted: Check, told: str) -> N
         wanted("", run)
     except Wrong as error:
         raise DropoutError(
-            f"{path}: want the record of a {told} with {error}; leave it out, or run it again"
+            f"{path}: want the record of a {record_name} with {error}; leave it out, or run it again"
         ) from error

@@ -1,4 +1,4 @@
-"""What a record may hold, said in a few words that check themselves: a file of another kind is told by the first wrong place.
+"""Schemas of records, composed of small checks: the error names the first wrong place of a file.
 
 >>> run = fields({"seed": whole, "test": fields({"nll": number})})
 >>> run("", {"seed": 0, "test": {"nll": "low"}})
@@ -14,9 +14,9 @@ __all__ = [
     "Check", "Wrong", "anything", "fields", "item", "listed", "mapped", "maybe", "number", "pairs", "text", "truth", "whole",
 ]  # fmt: skip
 
-MOST = 1e15
-"""Beyond it are no measures, seconds or bytes, but sums that overflow."""
-LONGEST = 1_000_000
+MAX_NUMBER = 1e15
+"""No measure, time or size is larger; sums of larger numbers may overflow."""
+MAX_LENGTH = 1_000_000
 
 
 class Wrong(ValueError):
@@ -35,13 +35,18 @@ class Check(Protocol):
 
 def number(name: str, value: Any) -> None:
     """Finite, and of a size that can be added up."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MOST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or abs(value) > MAX_NUMBER
+    ):
         raise Wrong(name, "a finite number", value)
 
 
 def whole(name: str, value: Any) -> None:
     """From 0 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
         raise Wrong(name, "a whole number from 0 on", value)
 
 
@@ -79,7 +84,7 @@ def listed(check: Check, least: int = 0) -> Check:
     """A list of such."""
 
     def checked(name: str, value: Any) -> None:
-        if not isinstance(value, list) or not least <= len(value) <= LONGEST:
+        if not isinstance(value, list) or not least <= len(value) <= MAX_LENGTH:
             raise Wrong(name, f"a list{f' of at least {least}' * (least > 0)}", value)
         for place, each in enumerate(value):
             check(f"{name}[{place}]", each)

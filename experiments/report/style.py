@@ -1,4 +1,4 @@
-"""The look of every page: one style sheet, light and dark, wide and narrow, on screen and on paper."""
+"""The style of every page: one style sheet, light and dark, wide and narrow, on screen and on paper."""
 
 __all__ = ["FAMILIES", "STYLE"]
 

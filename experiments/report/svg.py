@@ -57,8 +57,8 @@ def polyline(
     """A line; ``values`` are what its points stand for, x and y, which the page tells after ``label``."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    told = f' data-label="{escape(label)}" data-values="{" ".join(f"{x}|{y}" for x, y in values)}"' if values else ""
-    return f'<polyline points="{path}" class="{css}"{dashes}{_of(series)}{told}/>'
+    data = f' data-label="{escape(label)}" data-values="{" ".join(f"{x}|{y}" for x, y in values)}"' if values else ""
+    return f'<polyline points="{path}" class="{css}"{dashes}{_of(series)}{data}/>'
 
 
 def scale(low: float, high: float, start: float, end: float) -> Scale:

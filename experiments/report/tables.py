@@ -47,5 +47,5 @@ def html(
 def _cell(text: str, best: bool, words: bool) -> str:
     value = number(text)
     css = "best" * best or "text" * words
-    told = f' data-value="{value:.12g}"' if value is not None else ""
-    return f"<td{f' class={css}' * bool(css)}{told}>{escape(text).replace(chr(10), '<br>')}</td>"
+    data = f' data-value="{value:.12g}"' if value is not None else ""
+    return f"<td{f' class={css}' * bool(css)}{data}>{escape(text).replace(chr(10), '<br>')}</td>"

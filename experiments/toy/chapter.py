@@ -34,11 +34,11 @@ def _sections(lead: str, run: Json) -> list[Section]:
         rows = [_styled(name) | found[parameter] for name, found in run["summary"].items()]
         best = {"mean squared error": min(rows, key=lambda row: row["mean_mse"])["key"]} if rows else {}
         parts += [f"<h3>Gradient of {symbol}</h3>", html(_columns(), rows, best)]
-    told = note(
+    remark = note(
         "Means over all pairs of keep rates. z: the bias in standard errors; beyond 4 chance does not explain it. What an"
         " unbiased estimator shows as bias is the noise of the draws."
     )
-    found = [section(f"{lead}Bias, spread and error", *parts, told)]
+    found = [section(f"{lead}Bias, spread and error", *parts, remark)]
     trace = run["trace"]
     if not trace["estimates"]:
         return found

@@ -112,9 +112,9 @@ def crop(
     # From pixels to the [-1, 1] of grid_sample.
     rows, columns = (2 * (start[:, axis, None] + steps) / whole[axis] - 1 for axis in (0, 1))
     grid = torch.stack([columns[:, None, :].expand(-1, side, -1), rows[:, :, None].expand(-1, -1, side)], -1)
-    looked = F.grid_sample(images, grid.to(images.dtype), "bilinear", "border", align_corners=False)
+    sampled = F.grid_sample(images, grid.to(images.dtype), "bilinear", "border", align_corners=False)
     classes = F.grid_sample(labels[:, None].float(), grid, "nearest", "border", align_corners=False)
-    return looked, classes[:, 0].to(torch.uint8)
+    return sampled, classes[:, 0].to(torch.uint8)
 
 
 def mirror(

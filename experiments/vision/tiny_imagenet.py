@@ -9,7 +9,7 @@ A class overlaps CIFAR-10 where WordNet 3.0 has it under one of the ten: car, bi
 toad"), truck, and for ship any vessel, as CIFAR-10's ships include boats. There is none under airplane, deer or horse.
 These are 24 classes, so 1,200 of the 10,000 images. Six more look alike but are something else: CIFAR-100 has lion, bus
 and tractor as classes, and its author calls them mutually exclusive with CIFAR-10's; a go-kart is a motor vehicle but
-no car, a gazelle an antelope. They stay unless asked for: to leave them out would make foreign images easier to tell.
+no car, a gazelle an antelope. They stay by default: to leave them out would make foreign images easier to tell.
 
 Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
 Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.

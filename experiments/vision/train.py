@@ -112,7 +112,7 @@ class Classifier(L.LightningModule):
 
 
 class _History(Callback):
-    """Loss, mean rates and seconds of every epoch; one look at the device per epoch."""
+    """Loss, mean rates and seconds of every epoch; the device is read once an epoch."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ class _Saved(Checkpoint):
             # All processes take part in saving, one writes.
             with replacing(self.path) if trainer.is_global_zero else nullcontext(self.path) as path:
                 trainer.save_checkpoint(path)
-            trainer.strategy.barrier()  # whoever looks for the file from here on finds it
+            trainer.strategy.barrier()  # from here on the file exists for every process
 
 
 class _Share:

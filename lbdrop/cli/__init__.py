@@ -44,7 +44,7 @@ VERBS = {
 
 
 class Verbs(TyperGroup):
-    """The commands, each imported when it is asked for."""
+    """The commands, each imported when it is used."""
 
     listing = False
 
@@ -60,9 +60,9 @@ class Verbs(TyperGroup):
         with one_line_errors():
             found = getattr(laboratory(verb.module) if verb.laboratory else import_module(verb.module), verb.attribute)
         if not isinstance(found, typer.Typer):
-            alone = typer.Typer(pretty_exceptions_show_locals=False, add_completion=False)
-            alone.command(cmd_name)(found)
-            found = alone
+            single = typer.Typer(pretty_exceptions_show_locals=False, add_completion=False)
+            single.command(cmd_name)(found)
+            found = single
         command = get_command(found)
         command.name = cmd_name
         return command

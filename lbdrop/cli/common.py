@@ -14,7 +14,7 @@ __all__ = ["check_writable", "importing_experiments", "one_line_errors", "writin
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What a user can put right ends in one line on stderr; so does Ctrl-C, with what it says of work that is kept."""
+    """Errors that a user can correct end in one line on stderr; so does Ctrl-C, with what it says of saved work."""
     try:
         yield
     except DropoutError as error:
@@ -27,7 +27,7 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def importing_experiments(extra: str) -> Iterator[None]:
-    """Imports of what lies beside the package alone; a failure says what to install."""
+    """Imports that need a checkout; a failure says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -37,13 +37,13 @@ def importing_experiments(extra: str) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Text that may hold what a file said, without what would end the line or talk to the terminal."""
+    """Text on one line, without line ends and control characters: it may quote a file."""
     return "".join(each if each.isprintable() else " " for each in text.strip())
 
 
 @contextmanager
 def writing(folder: Path, kept: Path | None = None) -> Iterator[None]:
-    """A failure to write says where, why, and what to do; and, if there is such a folder by then, what is ``kept``."""
+    """A failure to write says where, why and what to do next; also which work is in ``kept``, if that exists."""
     try:
         yield
     except OSError as error:

@@ -43,7 +43,7 @@ def prepare(
         "data/prepared"
     ),
     held_out_users: Annotated[
-        int | None, typer.Option(min=1, help="Users for validation, and as many for test; the protocol's unless told.")
+        int | None, typer.Option(min=1, help="Users for validation, and as many for test; default: the protocol's.")
     ] = None,
     allow_partial: Annotated[
         bool,

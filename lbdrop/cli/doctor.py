@@ -24,7 +24,7 @@ LOOK = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, how it is, and what to do about it."""
+    """One line: what was checked, its state, and what to do."""
 
     name: str
     status: str
@@ -56,7 +56,7 @@ def doctor(
 
 
 def examine() -> list[Finding]:
-    """Everything that is looked at, essentials first."""
+    """All checks, essentials first."""
     return [_python(), *_packages(), _commit(), _gradient(), *_devices(), _temp(), *_extras(), _browser()]
 
 
@@ -209,11 +209,11 @@ def version_of(package: str) -> str | None:
 
 
 def _browser() -> Finding:
-    """Only the tests of pages drive one."""
+    """Only the tests of pages use one."""
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         return Finding(
-            "Chromium", "missing", "not found", "for the browser tests alone: install the system's chromium package"
+            "Chromium", "missing", "not found", "only the browser tests need it: install the system's chromium package"
         )
     return Finding("Chromium", "ok", path)
 
@@ -232,6 +232,6 @@ def _print(findings: list[Finding]) -> None:
     console.print(table)
     counts: dict[str, Any] = {status: sum(f.status == status for f in findings) for status in LOOK}
     if counts["broken"]:
-        console.print(f"{counts['broken']} broken: lbdrop will not work here until that is put right")
+        console.print(f"{counts['broken']} broken: lbdrop will not work here until that is fixed")
     else:
         console.print(f"healthy; {counts['missing']} optional part{'s' * (counts['missing'] != 1)} missing")

@@ -38,7 +38,7 @@ Model = Annotated[Path, typer.Argument(help="Folder of a fitted model.")]
 User = Annotated[str, typer.Option(help="Name of the column of users.")]
 Item = Annotated[str, typer.Option(help="Name of the column of items.")]
 Weight = Annotated[str, typer.Option(help="Name of the column of weights; 'weight' may be missing, another may not.")]
-Samples = Annotated[int | None, typer.Option(min=0, help="Masks to average, 0 for none; the method's unless told.")]
+Samples = Annotated[int | None, typer.Option(min=0, help="Masks to average, 0 for none; default: the method's.")]
 
 
 @app.callback()
@@ -59,7 +59,7 @@ def fit(
             help="learned (the default), fixed, none, concrete, gaussian; with a method, in place of its own."
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs at most; the method's unless told.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs at most; default: the method's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws weights, order, masks and the validation users.")] = 0,
     at_least: Annotated[
         float | None, typer.Option(help="The weight from which an interaction is a like, such as 4 of 5 stars.")
@@ -69,7 +69,7 @@ def fit(
     ] = 0.1,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation before it stops.")] = 10,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the method as NAME=VALUE; may come again.")
+        list[str] | None, typer.Option("--set", help="A setting of the method as NAME=VALUE; may be repeated.")
     ] = None,
     histories: Annotated[bool, typer.Option(help="Keep users' histories in the model, to know them by id.")] = True,
     user: User = "user_id",
@@ -180,7 +180,8 @@ def score(
         str, typer.Option(help="local, or ray for the machines of a cluster, which all see OUT.")
     ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster; the one that Ray finds, or else this machine, unless told.")
+        str | None,
+        typer.Option(help="Address of the Ray cluster; default: the one that Ray finds, or else this machine."),
     ] = None,
     user: User = "user_id",
     item: Item = "item_id",

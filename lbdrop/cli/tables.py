@@ -87,8 +87,8 @@ def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> 
     if kind == pl.String:
         return frame.with_columns(text)
     other = text.filter(~survives_as_integer(text))
-    told = frame.select(others=other.len(), first=other.first(), rows=text.count()).collect(engine="streaming")
-    others, first, rows = told.row(0)
+    counted = frame.select(others=other.len(), first=other.first(), rows=text.count()).collect(engine="streaming")
+    others, first, rows = counted.row(0)
     if kind is not None and 0 < others < rows:
         raise DropoutError(
             f"{name}: want whole numbers, as the model's ids are, got {others:,} others among {rows:,}, the first {first!r};"

@@ -72,7 +72,7 @@ def test_missing_browser_is_healthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     code, output = command()
     assert code == 0
-    assert "for the browser tests alone" in output
+    assert "only the browser tests need it" in output
 
 
 def no_temp(monkeypatch: pytest.MonkeyPatch) -> None:
