@@ -6,6 +6,7 @@ they run in two processes share these, lines for a cluster share one, and a benc
 pytest's own lines are not run again: the test asks only that the suite has what they name.
 """
 
+import argparse
 import ast
 import importlib
 import json
@@ -24,6 +25,7 @@ import pytest
 import typer
 from helpers.documented import PAGES, ROOT, commands, records, stands_alone
 from helpers.stand_ins import SHORT, write_data_sets, write_hook, write_shop
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from experiments.collaborative.data.prepare import prepare
@@ -128,36 +130,38 @@ def end(process: subprocess.Popen[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- how it runs
 
 
-def with_processes(lines: list[str], folder: Path) -> None:
+def in_two_processes(lines: list[str], folder: Path) -> None:
+    """Two machines of one process each run every line; that ``--standalone`` starts them too, a benchmark here shows."""
     write_shop(folder)
     write_data_sets(folder)
     with pytest.MonkeyPatch.context() as patch:
         SHORT["netflix"](patch.setattr, folder)
         prepare("netflix", folder / "netflix-prize.tar.gz", folder / "data" / "prepared")
-    starts, works = zip(*(line.split(" -m lbdrop ") for line in lines), strict=True)
-    (start_of_all,) = {*starts}
     (folder / "in_turn.py").write_text(IN_TURN)
     path = write_hook(folder, "fit", "cifar10", "netflix")
-    end(start(["-m", "torch.distributed.run", *shlex.split(start_of_all)[1:], "in_turn.py", *works], folder, path))
+    across, *here = sorted(lines)
+    assert all(parsed(line).standalone and parsed(line).nproc_per_node == "2" for line in here)
+    with socket.socket() as held:  # bound here, so that nobody else is given the port; who asks for it may listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("localhost", 0))
+        for written, (replacement, _) in TWO_MACHINES.items():
+            assert written in across
+            across = across.replace(written, replacement.format(port=held.getsockname()[1], folder=folder))
+        start_of_all, _, _ = across.partition(" -m lbdrop ")
+        works = [line.partition(" -m lbdrop ")[2] for line in (across, *here)]
+        words = [*shlex.split(start_of_all)[1:], "in_turn.py", *works]
+        said = end(start(["-c", TWO_MACHINES_AT_ONCE, *words], folder, path))
+    fits = [work for work in works if " fit " in f" {work} "]
+    assert " ".join(said.split()).count("model written in") == len(fits)  # by the first process of both alone
     records = [json.loads(path.read_text()) for path in folder.glob("experiments/*/results/*.json")]
     assert len(records) == sum(work.startswith("reproduce ") for work in works)
     assert all(record["settings"]["epochs"] == 1 for record in records)
     assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
 
 
-def on_two_machines(lines: list[str], folder: Path) -> None:
-    write_shop(folder)
-    path = write_hook(folder, "fit")
-    (line,) = lines
-    with socket.socket() as held:  # bound here, so that nobody else is given the port; who asks for it may listen there
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("localhost", 0))
-        for written, (here, _) in TWO_MACHINES.items():
-            assert written in line
-            line = line.replace(written, here.format(port=held.getsockname()[1], folder=folder))
-        said = end(start(["-c", TWO_MACHINES_AT_ONCE, *shlex.split(line)[1:]], folder, path))
-    assert " ".join(said.split()).count("model written in") == 1  # by the first process of both alone
-    assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
+def parsed(line: str) -> argparse.Namespace:
+    """A line as torchrun reads it."""
+    return get_args_parser().parse_args(shlex.split(line)[1:])
 
 
 def on_a_cluster(lines: list[str], folder: Path) -> None:
@@ -208,8 +212,7 @@ def claims_of(file: Path) -> list[str]:
 
 # By how lines begin; all that begin so run together.
 HOW: dict[tuple[str, ...], Callable[[list[str], Path], None]] = {
-    ("torchrun --nnodes 2 ",): on_two_machines,
-    ("torchrun --standalone ",): with_processes,
+    ("torchrun --nnodes 2 ", "torchrun --standalone "): in_two_processes,
     ("lbdrop recommend score ", f"{BENCHMARK}scoring"): on_a_cluster,
     **{(BENCHMARK + name,): in_small for name in SMALL if name != "scoring"},
     tuple(BENCHMARK + name for name in ELSEWHERE): elsewhere,
