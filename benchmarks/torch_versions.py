@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 TESTS = ("tests/test_*.py", "tests/passes", "tests/guards", "tests/sites", "tests/rules", "tests/golden")
 """Tests of the core: what lies beside them needs torch only through it."""
 REQUIREMENTS = ("setuptools>=77", "pytest>=8", "hypothesis", "beartype", "scikit-learn", "pandas", "pyarrow")
-EXTRAS = "vision,recommend,transformers"
+EXTRAS = "vision,recommend,rivals,transformers"
 """The golden records and the sites use these."""
 VERSIONS = ["2.8.0", "2.15.0"]
 

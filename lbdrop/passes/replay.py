@@ -7,7 +7,7 @@ that depends on a mask.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,6 +78,21 @@ class _PassMasks:
         return mask
 
 
+class _Call(NamedTuple):
+    """A recorded torch call."""
+
+    function: Any
+    arguments: list[Any]
+    """Flat, without their names."""
+    output: Any
+    constants: list[Tensor]
+    """The tensors of its output that had no history of gradients."""
+
+    def matches(self, function: Any, arguments: list[Any]) -> bool:
+        same_length = len(self.arguments) == len(arguments)
+        return self.function == function and same_length and all(map(_same, self.arguments, arguments))
+
+
 class _Tape(TorchFunctionMode):
     """Records, in order, every torch call that no mask can influence, and answers it from the record in later passes."""
 
@@ -85,8 +100,7 @@ class _Tape(TorchFunctionMode):
         super().__init__()
         self.active = True
         self.recording = True
-        self.calls: list[tuple[Any, list[Any], Any]] = []
-        """Function, flat arguments and output."""
+        self.calls: list[_Call] = []
         self.position = 0
         self.tainted = WeakTensorKeyDictionary()
         """Tensors that depend on a mask."""
@@ -120,16 +134,18 @@ class _Tape(TorchFunctionMode):
         if any(value in self.tainted for value in arguments if isinstance(value, Tensor)):
             return self._call_tainted(func, args, kwargs, arguments)
         if not self.recording and self.position < len(self.calls):
-            recorded_func, recorded_arguments, output = self.calls[self.position]
-            same_length = len(recorded_arguments) == len(arguments)
-            if recorded_func == func and same_length and all(map(_same, recorded_arguments, arguments)):
+            call = self.calls[self.position]
+            if call.matches(func, arguments):
                 self.position += 1
-                return output
+                # A custom autograd function that returned a constant has attached that pass's inputs to it.
+                attached = any(constant.grad_fn is not None for constant in call.constants)
+                return func(*args, **kwargs) if attached else call.output
             self.calls = self.calls[: self.position]  # another path than in the first pass: the rest does not apply
         output = func(*args, **kwargs)
         if self.recording:
-            self.calls.append((func, arguments, output))
-            self.recorded.update(id(t) for t in tree_flatten(output)[0] if isinstance(t, Tensor))
+            tensors = [t for t in tree_flatten(output)[0] if isinstance(t, Tensor)]
+            self.calls.append(_Call(func, arguments, output, [t for t in tensors if t.grad_fn is None]))
+            self.recorded.update(map(id, tensors))
         return output
 
     def _call_tainted(self, func: Any, args: Any, kwargs: Any, arguments: list[Any]) -> Any:
