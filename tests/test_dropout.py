@@ -1,4 +1,4 @@
-"""The layer: where masks go, what they do, what is refused."""
+"""A dropout layer: where its masks go, what they do, what it refuses."""
 
 import pytest
 import torch
@@ -31,12 +31,12 @@ def test_units_are_kept_at_their_own_rates(scale) -> None:
     torch.testing.assert_close(layer.rate, rates)
 
 
-def test_a_rate_starts_where_it_is_told() -> None:
+def test_rate_starts_at_its_argument() -> None:
     for rate in (0.01, 0.3, 0.99):
         assert LearnableDropout(2, rate).p == pytest.approx(rate, abs=1e-6)
 
 
-def test_the_deterministic_pass_is_the_mean_of_the_sampled_ones() -> None:
+def test_deterministic_pass_is_the_mean_of_the_sampled_ones() -> None:
     x = torch.randn(1, 4)
     for scale in ("none", "inverted", "alpha"):
         layer = LearnableDropout(4, 0.3, scale=scale)
@@ -51,7 +51,7 @@ def test_alpha_keeps_mean_and_variance_as_torch_does() -> None:
     assert float(ours.detach().std()) == pytest.approx(float(theirs.std()), abs=0.01)
 
 
-def test_a_generator_reproduces_every_mask() -> None:
+def test_generator_reproduces_every_mask() -> None:
     x = torch.ones(20, 8)
     draws = [LearnableDropout(8, generator=torch.Generator().manual_seed(7))(x) for _ in range(2)]
     assert torch.equal(*draws)
@@ -65,7 +65,7 @@ def test_layers_with_one_logit_share_their_rate() -> None:
     assert len(list(nn.Sequential(first, second).parameters())) == 1
 
 
-def test_printing_shows_the_rates_learned() -> None:
+def test_repr_shows_the_range_of_rates() -> None:
     layer = LearnableDropout(3, 0.5)
     layer.logit.data = torch.tensor([-0.8, 0.0, 3.0])
     assert "3 units, keep=0.31–0.95" in repr(nn.Sequential(layer))
@@ -77,7 +77,7 @@ def test_half_precision_stays_half_precision() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 2.0, float("nan")])
-def test_a_rate_outside_zero_and_one_is_refused(rate: float) -> None:
+def test_rate_outside_zero_and_one_is_refused(rate: float) -> None:
     with pytest.raises(DropoutError, match=r"rate: want .* got"):
         LearnableDropout(4, rate)
 
@@ -95,7 +95,7 @@ def test_wrong_input_is_named() -> None:
         LearnableDropout(4, logit=LearnableDropout(3).logit)
 
 
-def test_eval_samples_only_when_asked() -> None:
+def test_layer_in_eval_mode_samples_inside_a_context_alone() -> None:
     layer = LearnableDropout(100).eval()
     x = torch.ones(2, 100)
     assert torch.equal(layer(x), x)
@@ -104,8 +104,8 @@ def test_eval_samples_only_when_asked() -> None:
 
 
 @pytest.mark.parametrize("scale", ["none", "inverted", "alpha"])
-def test_a_plain_training_call_gives_the_rate_no_gradient(scale) -> None:
-    """Without an objective only the path-wise half would be there, and it points the wrong way."""
+def test_rate_gets_no_gradient_outside_an_objective(scale) -> None:
+    """Autograd has the path-wise half alone, which points the wrong way."""
     layer = LearnableDropout(4, scale=scale)
     y = layer(torch.randn(3, 4, requires_grad=True)).sum()
     y.backward()

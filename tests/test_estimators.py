@@ -92,7 +92,7 @@ class _Concrete:
         return torch.sigmoid((layer.spread(layer.logit, x.dim()) + torch.log(u) - torch.log1p(-u)) / 0.1)
 
 
-def test_concrete_is_biased_where_the_others_are_not() -> None:
+def test_concrete_relaxation_is_biased() -> None:
     model, x = Residual("unit", "inverted").double(), torch.randn(2, 3, dtype=torch.double)
     for layer in learned_layers(model).values():
         layer.source = _Concrete()

@@ -1,4 +1,4 @@
-"""Contexts: what every layer of a model sees while one is open, and after."""
+"""Contexts: which masks every layer of a model gets while one is open, and after."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class Reused(nn.Module):
         return torch.cat([self.drop(x), self.drop(x)])
 
 
-def test_held_masks_repeat_and_leave_with_the_context() -> None:
+def test_held_masks_repeat_until_the_context_ends() -> None:
     net, x = network(), torch.randn(5, 3)
     with masks.held(net):
         assert torch.equal(net(x), net(x))
@@ -49,7 +49,7 @@ def test_mirrored_pass_uses_the_same_uniforms() -> None:
     assert bool((z + mirror >= 1).all())
 
 
-def test_one_pair_covers_every_layer() -> None:
+def test_held_draw_and_its_mirror_image_cover_every_layer() -> None:
     net, x = network(), torch.ones(4, 3)
     with masks.held(net) as draw:
         a = net(x)
@@ -68,7 +68,7 @@ def test_each_use_of_a_layer_has_its_own_mask() -> None:
         assert torch.equal(torch.cat([first, second]), net(x))
 
 
-def test_a_generator_fixes_the_masks_of_the_whole_model() -> None:
+def test_generator_fixes_the_masks_of_the_whole_model() -> None:
     net, x = network().eval(), torch.randn(5, 3)
     outputs = []
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_generator_fixes_the_masks_of_the_whole_model() -> None:
     assert torch.equal(*outputs)
 
 
-def test_fixed_masks_do_what_they_say() -> None:
+def test_fixed_masks_keep_the_named_units_alone() -> None:
     net, x = network(), torch.randn(5, 3)
     keep_two = torch.zeros(40)
     keep_two[[3, 8]] = 1
@@ -87,14 +87,14 @@ def test_fixed_masks_do_what_they_say() -> None:
     torch.testing.assert_close(y, hidden @ net[2].weight[:, [3, 8]].T + net[2].bias)
 
 
-def test_deterministic_pass_in_training_mode() -> None:
+def test_deterministic_pass_in_training_mode_is_that_of_eval_mode() -> None:
     net, x = network(), torch.randn(5, 3)
     with masks.deterministic(net):
         inside = net(x)
     assert torch.equal(inside, net.eval()(x))
 
 
-def test_an_error_inside_gives_the_layers_back() -> None:
+def test_error_inside_a_context_ends_it() -> None:
     net = network()
     with pytest.raises(RuntimeError), masks.held(net):
         net(torch.randn(5, 4))

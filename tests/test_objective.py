@@ -234,7 +234,7 @@ def test_frozen_rates_and_parts_without_gradients_are_allowed() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_parametrised_weights_are_read_as_they_are_used() -> None:
+def test_parametrised_weights_train_and_bake() -> None:
     last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))
     model, (x, y) = nn.Sequential(nn.Linear(3, 8), LearnableDropout(8, scale="none"), last).eval(), batch()
     Objective(model, examples=10)(losses(x, y)).backward()

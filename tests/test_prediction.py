@@ -1,12 +1,11 @@
 """Predictive distributions: what they contain, and what they leave as it was."""
 
-import sys
 from collections import UserDict
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lbdrop import DropoutError, LearnableDropout, Predictive, masks, predict
@@ -141,19 +140,24 @@ def test_results_do_not_depend_on_the_memory_budget() -> None:
     torch.testing.assert_close(small.mean, large.mean, atol=0.1, rtol=0)
 
 
-def test_masks_at_once_are_halved_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["lbdrop.prediction"]
-    real, tried = module.run, []
+class ShortOfMemory(LearnableDropout):
+    """Memory for five masks at once."""
 
-    def short(model, function, count, drawer):
-        tried.append(count)
+    def __init__(self, units: int):
+        super().__init__(units)
+        self.tried: list[int] = []
+
+    def draw(self, count: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        self.tried.append(count)
         if count > 5:
             raise torch.OutOfMemoryError("out of memory")
-        return real(model, function, count, drawer)
+        return super().draw(count, shape, like, generator)
 
-    monkeypatch.setattr(module, "run", short)
-    assert predict(classifier(), torch.randn(5, 4), samples=20).samples.shape == (20, 5, 3)
-    assert tried[:3] == [20, 10, 5]
+
+def test_masks_at_once_are_halved_when_memory_runs_out() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), ShortOfMemory(8), nn.Linear(8, 3))
+    assert predict(model, torch.randn(5, 4), samples=20).samples.shape == (20, 5, 3)
+    assert model[1].tried == [20, 10, 5, 5, 5, 5]
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:

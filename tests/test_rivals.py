@@ -1,4 +1,4 @@
-"""The rivals: their noise, their cost, and that they stand wherever a learned dropout can."""
+"""The rivals: their noise, and that they serve wherever a learned dropout does."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def network() -> nn.Sequential:
 
 @pytest.mark.parametrize("per", ["unit", "layer", "model"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_one_model_serves_every_scheme(scheme, per) -> None:
+def test_every_scheme_serves_the_same_model(scheme, per) -> None:
     x, y = torch.randn(10, 4), torch.randint(0, 3, (10,))
     model = network().eval()
     before = model(x)
@@ -98,7 +98,7 @@ def test_gaussian_noise_is_the_normal_quantile_of_its_uniforms_and_finite_at_bot
     assert 5 < high < 6
 
 
-def test_a_rival_takes_one_pass_a_step() -> None:
+def test_rival_takes_one_pass_a_step() -> None:
     model = lbdrop.convert(network(), scheme="concrete", verbose=False)
     objective = Objective(model, Bound(model, 1, weight=0.0), generator=torch.Generator().manual_seed(0))
     assert objective.evaluation(lambda m: m(torch.randn(6, 4)).sum(1)).losses().shape == (1, 6)

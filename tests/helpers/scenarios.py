@@ -1,4 +1,4 @@
-"""Small networks whose gradients are known exactly, because all their masks can be enumerated."""
+"""Small networks with exact gradients of their rates: all their masks can be enumerated."""
 
 import itertools
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Plain(nn.Module):
 
 
 class Residual(nn.Module):
-    """A mask inside a branch, added to what went around it, and another one behind: 10 masks."""
+    """A mask inside a branch, added to the branch's input, and another one behind: 10 masks."""
 
     def __init__(self, per: str, scale: Scale):
         super().__init__()
