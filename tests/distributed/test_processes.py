@@ -19,13 +19,13 @@ def started(monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int, gpus: int = 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
 
-def test_outside_torchrun_there_is_one_process_and_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_outside_torchrun_is_the_only_one_and_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert (processes.count(), processes.rank(), processes.is_first()) == (1, 0, True)
     assert processes.device_of_this_process("cpu") == torch.device("cpu")
 
 
-def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_of_each_process_is_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, 1, 2, gpus=2)
     assert (processes.count(), processes.rank(), processes.is_first()) == (2, 1, False)
     assert processes.device_of_this_process() == torch.device("cuda", 1)
@@ -46,12 +46,12 @@ def test_shares_of_a_batch_are_disjoint_and_whole() -> None:
     assert all((y == 10 * x).all() for share in shares for x, y in share)
 
 
-def test_a_batch_that_processes_cannot_share_is_refused() -> None:
+def test_batch_that_processes_cannot_share_is_refused() -> None:
     with pytest.raises(DropoutError, match="want a multiple of the 2 processes, .* got a batch of 5; change the batch"):
         list(_Share([(torch.zeros(5), torch.zeros(5))], 0, 2))
 
 
-def test_a_step_takes_the_place_of_the_wrapped_forward_pass_and_leaves_the_model_as_it_was() -> None:
+def test_step_takes_the_place_of_the_wrapped_forward_pass_and_leaves_the_model_as_it_was() -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Two processes (gloo) beside one: gradients, measures, fits, files and words. Both run once for all tests."""
+"""Two processes (gloo) beside one: gradients, measures, fits, files and messages. Both run once for all tests."""
 
 import os
 import subprocess
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lbdrop.recommend.model import Recommender
 
+pytestmark = pytest.mark.process
 TESTS = Path(__file__).parent.parent
 
 
@@ -55,7 +56,7 @@ def test_weight_and_logit_gradients_of_two_processes_equal_those_of_one(name: st
 
 
 @pytest.mark.parametrize("name", work.METHODS)
-def test_the_recommenders_gradients_equal_those_of_one_process(name: str, two: list[dict[str, Any]]) -> None:
+def test_recommender_gradients_equal_those_of_one_process(name: str, two: list[dict[str, Any]]) -> None:
     one = work.recommender_gradients(name, 0, 1)
     assert ("masks.logit" in one) == (name != "vae-drop")
     for found in two:
@@ -76,20 +77,20 @@ def test_self_tuned_rates_follow_the_held_out_examples_of_all_processes(two: lis
 def test_balanced_rates_follow_the_examples_of_all_processes(two: list[dict[str, Any]]) -> None:
     together, alone = ([found["balanced"][way] for found in two] for way in (0, 1))
     assert furthest(*together) == 0
-    # Every look is that of both processes.
-    assert float(together[0]["looks"]) == pytest.approx(2 * float(alone[0]["looks"]))
+    # Every measurement is that of both processes.
+    assert float(together[0]["measurements"]) == pytest.approx(2 * float(alone[0]["measurements"]))
     # Each has its own data and masks: by itself it would have gone elsewhere.
     rates = [{name: found[name].sigmoid() for name in ("2.logit", "5.logit")} for found in (*alone, together[0])]
     assert min(furthest(a, b) for a, b in combinations(rates, 2)) > 1e-3
 
 
-def test_the_same_seed_gives_every_process_masks_of_its_own(two: list[dict[str, Any]]) -> None:
+def test_masks_of_processes_differ_after_the_same_seed(two: list[dict[str, Any]]) -> None:
     first, second = (found["masks"] for found in two)
     assert first.shape == second.shape
     assert 0.2 < float((first != second).double().mean()) < 0.6  # keep .7: .42 of independent masks differ
 
 
-def test_masks_of_an_ordinary_dropout_are_each_processs_own_too(two: list[dict[str, Any]]) -> None:
+def test_masks_of_an_ordinary_dropout_differ_too(two: list[dict[str, Any]]) -> None:
     first, second = (found["plain masks"] for found in two)
     assert 0.4 < float((first != second).double().mean()) < 0.6
 
@@ -98,19 +99,20 @@ def test_parts_of_a_batch_under_no_sync_add_up(two: list[dict[str, Any]]) -> Non
     assert max(found["accumulated"] for found in two) < 1e-12
 
 
-def test_one_process_may_look_without_gradients(two: list[dict[str, Any]]) -> None:
-    assert two[0]["alone"] > 0
-    assert two[1]["alone"] is None
+def test_call_without_gradients_by_one_process_waits_for_no_other(two: list[dict[str, Any]]) -> None:
+    assert two[0]["without gradients"] > 0
+    assert two[1]["without gradients"] is None
 
 
-def test_what_cannot_be_shared_is_said_with_the_next_step(two: list[dict[str, Any]]) -> None:
-    said = two[0]["refusals"]
+def test_model_that_cannot_be_shared_is_refused_with_the_next_step(two: list[dict[str, Any]]) -> None:
+    errors = two[0]["refusals"]
     assert (
-        "one of 2 processes, but nothing averages gradients over them: give the objective the wrapped" in said["alone"]
+        "one of 2 processes, but nothing averages gradients over them: give the objective the wrapped"
+        in errors["alone"]
     )
-    assert "'2.responses.6.stretch'" in said["late"]
-    assert "wrap it then, and set objective.model to it" in said["late"]
-    assert "want the objective's own, wrapped" in said["other"]
+    assert "'2.responses.6.stretch'" in errors["late"]
+    assert "wrap it then, and set objective.model to it" in errors["late"]
+    assert "want the objective's own, wrapped" in errors["other"]
 
 
 def test_measures_of_held_out_users_are_bit_for_bit_those_of_one_process(two: list[dict[str, Any]]) -> None:
@@ -126,7 +128,7 @@ def test_streams_of_ranking_measures_reduce_to_the_value_of_one_process(two: lis
         assert furthest(found["streamed"], one) < 1e-12
 
 
-def test_a_fit_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
+def test_fit_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
     model, history = work.recommended("exact")
     assert history.best_measure > 0.7  # it has learned something
     for found in two:
@@ -136,17 +138,17 @@ def test_a_fit_without_noise_ends_at_the_weights_of_one_process(two: list[dict[s
 
 
 @pytest.mark.parametrize("name", work.FITS)
-def test_after_a_fit_all_processes_have_the_same_weights_and_rates(name: str, two: list[dict[str, Any]]) -> None:
+def test_fit_leaves_all_processes_the_same_weights_and_rates(name: str, two: list[dict[str, Any]]) -> None:
     assert furthest(two[0][f"fit {name}"][0], two[1][f"fit {name}"][0]) == 0
 
 
-def test_a_fit_with_learned_rates_reaches_the_measure_of_one_process(two: list[dict[str, Any]]) -> None:
+def test_fit_with_learned_rates_reaches_the_measure_of_one_process(two: list[dict[str, Any]]) -> None:
     _, history = work.recommended("sivae-lbd")
     # Masks are others. Over six seeds of one process NDCG@100 has a standard deviation of .015, so a difference one of .021.
     assert two[0]["fit sivae-lbd"][1] == pytest.approx(history.best_measure, abs=0.065)
 
 
-def test_a_fit_to_images_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
+def test_fit_to_images_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
     model, epochs = work.classified("plain")
     for found in two:
         weights, loss, _ = found["images plain"]
@@ -155,7 +157,7 @@ def test_a_fit_to_images_without_noise_ends_at_the_weights_of_one_process(two: l
 
 
 @pytest.mark.parametrize("rule", ["bound", "balanced"])
-def test_a_fit_to_images_with_learned_rates_reaches_the_accuracy_of_one_process(
+def test_fit_to_images_with_learned_rates_reaches_the_accuracy_of_one_process(
     rule: str, two: list[dict[str, Any]]
 ) -> None:
     model, epochs = work.classified(rule)
@@ -170,7 +172,7 @@ def test_a_fit_to_images_with_learned_rates_reaches_the_accuracy_of_one_process(
         assert found[f"rates {rule}"][0] != pytest.approx(0.3 if rule == "bound" else 0.1, abs=1e-4)
 
 
-def test_a_run_of_two_processes_is_taken_up_again_from_one_file(two: list[dict[str, Any]], folder: Path) -> None:
+def test_run_of_two_processes_resumes_from_one_file(two: list[dict[str, Any]], folder: Path) -> None:
     assert [path.name for path in (folder / "states").iterdir()] == ["last.ckpt"]
     assert furthest(two[0]["resumed"][0], two[1]["resumed"][0]) == 0
     assert [found["resumed"][1] for found in two] == [2, 2]
@@ -180,19 +182,11 @@ def test_processes_that_find_different_states_are_refused(two: list[dict[str, An
     want = "want a folder that all processes see, got one that holds {} epochs for this process and 1.00 on average"
     for found, epochs in zip(two, (2, 0), strict=True):
         assert len(found["apart"]) == 2
-        assert all(want.format(epochs) in said for said in found["apart"])
+        assert all(want.format(epochs) in error for error in found["apart"])
 
 
-def test_the_command_writes_one_model_and_one_process_talks(two: list[dict[str, Any]], folder: Path) -> None:
-    assert "model written in" in two[0]["said"].replace("\n", " ")
-    assert two[1]["said"] == ""
+def test_command_writes_one_model_and_one_process_prints(two: list[dict[str, Any]], folder: Path) -> None:
+    assert "model written in" in two[0]["printed"].replace("\n", " ")
+    assert two[1]["printed"] == ""
     assert len(Recommender.load(folder / "model").recommend([0, 1], k=3)) == 6
     assert not [path for path in folder.iterdir() if "unfinished" in path.name]
-
-
-def test_the_package_can_be_run_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lbdrop", "--help"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert not done.returncode
-    assert "Usage: lbdrop" in done.stdout

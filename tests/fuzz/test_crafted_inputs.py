@@ -51,7 +51,7 @@ EASE, SIVAE = "model folder: EASE", "model folder: SIVAE"
         ({"method": "__class__"}, "model.json: "),
     ],
 )
-def test_a_header_that_asks_for_more_than_a_model_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_header_that_asks_for_more_than_a_model_is_refused(changes: dict[str, Any], said: str) -> None:
     found = files(EASE)
     assert said in check(EASE, found | {"model.json": edited(found["model.json"], **changes)})
 
@@ -76,7 +76,7 @@ def test_settings_that_would_cost_days_or_gigabytes_are_refused_at_once(setting:
 
 
 @pytest.mark.parametrize("history", [{}, {"epochs": [1], "best": None}, {"epochs": [], "best": 7, "stopped": False}])
-def test_a_history_that_is_none_is_refused(history: dict[str, Any]) -> None:
+def test_history_of_another_form_is_refused(history: dict[str, Any]) -> None:
     found = files(SIVAE)
     assert "model.json: cannot be read" in check(
         SIVAE, found | {"model.json": edited(found["model.json"], history=history)}
@@ -85,12 +85,12 @@ def test_a_history_that_is_none_is_refused(history: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("tensor", [torch.full((10, 10), float("nan")), torch.ones(10, 10, dtype=torch.int64),
                                     torch.ones(10, 10, dtype=torch.float8_e4m3fn)])  # fmt: skip
-def test_weights_nothing_can_be_computed_with_are_refused(tensor: torch.Tensor) -> None:
+def test_weights_that_are_not_finite_floats_are_refused(tensor: torch.Tensor) -> None:
     said = check(EASE, files(EASE) | {"weights.safetensors": save({"weights": tensor})})
     assert "want weights of finite float32 or float64, got torch." in said
 
 
-def test_a_safetensors_header_that_lies_is_refused() -> None:
+def test_safetensors_header_that_lies_is_refused() -> None:
     found = files(EASE)
     for size in (2**63, 2**40, len(found["weights.safetensors"])):
         said = check(EASE, found | {"weights.safetensors": struct.pack("<Q", size) + found["weights.safetensors"][8:]})
@@ -102,7 +102,7 @@ def test_a_safetensors_header_that_lies_is_refused() -> None:
     assert "weights.safetensors: cannot be read" in check(EASE, found | {"weights.safetensors": overlapping})
 
 
-def test_histories_and_likes_that_are_no_numbers_of_items_are_refused() -> None:
+def test_histories_and_likes_that_are_not_numbers_of_items_are_refused() -> None:
     found = files(EASE)
     histories = load(found["histories.safetensors"])
     for name, wrong in (("indices", histories["indices"].float()), ("indptr", histories["indptr"].flip(0)),
@@ -130,13 +130,13 @@ def test_histories_and_likes_that_are_no_numbers_of_items_are_refused() -> None:
         ({"sha256": {"/dev/zero": "0"}}, "likes.safetensors"),  # which would be read for ever
     ],
 )
-def test_a_forged_manifest_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_forged_manifest_is_refused(changes: dict[str, Any], said: str) -> None:
     found = files("prepared folder")
     forged = found | {"manifest.json": edited(found["manifest.json"], **changes)}
     assert said in check("prepared folder", forged, signed=False)
 
 
-def test_a_changed_part_is_told_by_its_checksum() -> None:
+def test_changed_part_is_refused_by_its_checksum() -> None:
     found = files("prepared folder")
     forged = found | {"likes.safetensors": found["likes.safetensors"][:-1] + b"\x01"}
     assert "likes.safetensors: want SHA-256" in check("prepared folder", forged, signed=False)
@@ -147,12 +147,12 @@ def test_a_changed_part_is_told_by_its_checksum() -> None:
 
 @pytest.mark.parametrize("name", ["VGG: .pth", "rates: .pth"])
 @pytest.mark.parametrize("content", [HOSTILE, b"Q.", b"\x80\x02", b"PK\x03\x04"])
-def test_a_pickle_in_the_place_of_weights_is_refused_and_does_not_run(name: str, content: bytes) -> None:
+def test_pickle_in_the_place_of_weights_is_refused_and_does_not_run(name: str, content: bytes) -> None:
     (file,) = files(name)
     assert f"{file}: want" in check(name, Files({file: content}))
 
 
-def test_a_pickle_among_cifar10s_batches_is_refused_and_does_not_run() -> None:
+def test_pickle_among_cifar10_batches_is_refused_and_does_not_run() -> None:
     said = check("CIFAR-10: pickles", files("CIFAR-10: pickles") | {"data_batch_3": HOSTILE})
     assert "data_batch_3: want nothing but arrays in the pickle, got os.makedirs; do not open this file" in said
 
@@ -165,7 +165,7 @@ class Hostile:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_the_state_of_a_run_is_resumed_as_numbers_or_not_at_all(tmp_path: Path) -> None:
+def test_state_of_a_run_is_resumed_as_numbers_or_not_at_all(tmp_path: Path) -> None:
     images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
     batches = Batches(images, torch.zeros(4, dtype=torch.int64), batch=4, train=True)
 
@@ -219,7 +219,7 @@ def test_text_in_a_record_is_text_on_the_page(name: str, tmp_path: Path) -> None
     assert "<img src=x" not in page
 
 
-def test_a_name_in_a_file_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
+def test_name_in_a_file_sends_no_escape_codes_to_the_terminal(tmp_path: Path) -> None:
     pl.DataFrame({"\x1b[2J\nuser": [1], "item_id": [2]}).write_parquet(tmp_path / "a.parquet")
     result = CliRunner().invoke(app, ["recommend", "fit", str(tmp_path / "a.parquet"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1
@@ -233,7 +233,7 @@ def test_a_name_in_a_file_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [10**18, 1e300, -1, "1", None, [], {}, True])
 @pytest.mark.parametrize("place", [("test", "nll"), ("seed",), ("rates", "classifier.2", "counts"), ("pavpu_curve", "t"),
                                    ("corruptions", "jpeg"), ("certainty", "least"), ("seconds", "per_epoch")])  # fmt: skip
-def test_a_record_with_one_wrong_value_is_shown_or_refused_by_its_place(place: tuple[str, ...], value: Any) -> None:
+def test_record_with_one_wrong_value_is_shown_or_refused_by_its_place(place: tuple[str, ...], value: Any) -> None:
     name, file = "report: CIFAR-10", "fast-lbd-unit-0.5-seed0.json"
     record = json.loads(files(name)[file])
     below = record
@@ -244,7 +244,7 @@ def test_a_record_with_one_wrong_value_is_shown_or_refused_by_its_place(place: t
     assert said == "accepted" or ".".join(place) in said
 
 
-def test_a_zip_bomb_in_the_place_of_titles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_bomb_in_the_place_of_titles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments.collaborative.data import official_files
 
     monkeypatch.setattr(official_files, "SMALL", 50)
@@ -255,7 +255,7 @@ def test_a_zip_bomb_in_the_place_of_titles_is_refused(monkeypatch: pytest.Monkey
     )
 
 
-def test_too_many_cifar10_parts_are_not_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_parts_are_read_only_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments.vision import cifar10
 
     read: list[Path] = []
@@ -267,14 +267,14 @@ def test_too_many_cifar10_parts_are_not_all_read(monkeypatch: pytest.MonkeyPatch
     assert len(read) == 2
 
 
-def test_arrays_of_wrong_kinds_are_told_by_their_name() -> None:
+def test_array_of_a_wrong_kind_is_refused_by_its_name() -> None:
     made = io.BytesIO()
     np.savez(made, user=np.zeros(3), item=np.zeros(3, int), rating=np.zeros(3), titles=np.array(["a"]))
     said = check("prepare: ml-1m.npz", Files({"ml-1m.npz": made.getvalue()}))
     assert "ml-1m.npz: want user as a vector of kind 'iu', got float64 of shape (3,)" in said
 
 
-def test_a_demos_contestant_of_an_unhashable_kind_is_refused() -> None:
+def test_demo_contestant_of_an_unhashable_kind_is_refused() -> None:
     record = json.loads(files("report: demo")["result.json"])
     record["contestants"][0]["kind"] = [1]
     assert "contestants[0].kind, got [1]" in check("report: demo", {"result.json": json.dumps(record).encode()})

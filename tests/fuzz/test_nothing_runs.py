@@ -66,11 +66,14 @@ def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_line_runs_what_a_file_says(path: Path) -> None:
-    where = str(path.relative_to(ROOT))
-    found = faults(ast.parse(path.read_text(encoding="utf-8")), HARMLESS.get(where, set()))
-    assert [f"{where}:{line}: {reason}" for line, reason in found] == []
+def test_no_line_runs_what_a_file_says() -> None:
+    found = []
+    for path in SOURCES:
+        where = str(path.relative_to(ROOT))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += [f"{where}:{line}: {reason}" for line, reason in faults(tree, HARMLESS.get(where, set()))]
+    assert not found
+    assert len(SOURCES) > 100
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_no_line_runs_what_a_file_says(path: Path) -> None:
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
     ],
 )
-def test_the_search_finds(line: str) -> None:
+def test_search_finds(line: str) -> None:
     assert list(faults(ast.parse(line), set()))
 
 
@@ -111,11 +114,11 @@ def test_the_search_finds(line: str) -> None:
         "trainer.fit(module, ckpt_path=last, weights_only=True)",
     ],
 )
-def test_the_search_leaves_alone(line: str) -> None:
+def test_search_leaves_alone(line: str) -> None:
     assert not list(faults(ast.parse(line), set()))
 
 
-def test_the_one_reader_of_pickles_chooses_what_they_may_name() -> None:
+def test_only_reader_of_pickles_chooses_what_they_may_name() -> None:
     tree = ast.parse((ROOT / "experiments/vision/cifar10.py").read_text(encoding="utf-8"))
     (reader,) = (
         n

@@ -70,8 +70,8 @@ def accumulated(rank: int) -> float:
     return float((found[0] - found[1]).abs().max())
 
 
-def looked_at_alone() -> float | None:
-    """A look without gradients by one process, which must not wait for the other."""
+def called_without_gradients() -> float | None:
+    """A call without gradients by one process, which must not wait for the other."""
     wrapped = DistributedDataParallel(work.network())
     if not processes.is_first():
         return None
@@ -80,7 +80,7 @@ def looked_at_alone() -> float | None:
 
 
 def refusals() -> dict[str, str]:
-    """What is said to those who do not get what they want."""
+    """The warning and the errors about models that cannot be shared."""
     found = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -100,7 +100,7 @@ def refusals() -> dict[str, str]:
 
 
 def states_apart(folder: Path, rank: int) -> list[str]:
-    """What is said where each process has a folder of its own, and only the first finds a state there."""
+    """The errors where each process has a folder of its own, and only the first finds a state there."""
     found = []
     for fit in (
         lambda: work.classified("bound", epochs=2, checkpoints=folder / ("states" if rank == 0 else "elsewhere")),
@@ -116,7 +116,7 @@ def states_apart(folder: Path, rank: int) -> list[str]:
 @contextlib.contextmanager
 def slow_disk() -> Iterator[None]:
     """A file takes its place long after it is written, as on a shared file system."""
-    with mock.patch.object(files, "_flush", side_effect=lambda path: time.sleep(0.3)):
+    with mock.patch.object(files, "_flush", side_effect=lambda path: time.sleep(0.1)):
         yield
 
 
@@ -125,16 +125,16 @@ def command(folder: Path) -> str:
     if processes.is_first():
         work.generate_shop(users=200, items=30, groups=3, seed=0).interactions.write_csv(folder / "shop.csv")
     dist.barrier()
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         arguments = ["recommend", "fit", str(folder / "shop.csv"), "--out", str(folder / "model"), "--epochs", "2"]
         app(arguments, standalone_mode=False)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))  # who waits in vain says where
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))  # a process that waits in vain reports where
     rank, ranks = dist.get_rank(), dist.get_world_size()
     result: dict[str, Any] = {name: work.core_gradients(name, rank, ranks) for name in work.ESTIMATORS}
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
@@ -143,7 +143,7 @@ def main(folder: Path) -> None:
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
     result["plain masks"] = plain_masks()
     result["measured"], result["streamed"] = work.measured(shared=True), work.streamed(rank, ranks)
-    result["alone"] = looked_at_alone()
+    result["without gradients"] = called_without_gradients()
     for name in work.FITS:
         model, history = work.recommended(name)
         result[f"fit {name}"] = state(model), history.best_measure
@@ -157,7 +157,7 @@ def main(folder: Path) -> None:
         resumed, epochs = work.classified("bound", epochs=2, checkpoints=folder / "states")
     result["resumed"] = state(resumed), len(epochs)
     result["apart"] = states_apart(folder, rank)
-    result["said"] = command(folder)
+    result["printed"] = command(folder)
     torch.save(result, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
