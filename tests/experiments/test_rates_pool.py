@@ -127,6 +127,7 @@ def started(folder: Path, contestants: str) -> Iterator[subprocess.Popen[str]]:
     ]
     command += ["--epochs", "40", "--out", str(folder), "--contestant", contestants]
     options: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     with subprocess.Popen(command, **options) as process:
         try:
             yield process
