@@ -183,6 +183,11 @@ class Balanced:
                 f"state: want that of {len(self.logits)} rates, {len(self.unit_costs)} of them with several units, got"
                 f" {rates} and {len(units)}; convert the model with the settings of the saved run"
             )
+        if list(state["logits"]) != self.moving:
+            raise DropoutError(
+                f"state: want that of a run that moves the rates {self.moving}, got {list(state['logits'])}; set"
+                " requires_grad of the logits as at the start of the saved run, then make the objective"
+            )
         self.step, self.judged, self.done, self.off = state["step"], state["judged"], state["frozen"], [*state["off"]]
         for rate, logit in state["logits"].items():
             self.logits[rate].data.copy_(logit)

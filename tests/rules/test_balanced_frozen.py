@@ -145,6 +145,11 @@ def test_state_of_another_rule_or_conversion_is_refused() -> None:
     other = nn.Sequential(lbdrop.LearnableDropout(4), nn.Linear(4, 3))
     with pytest.raises(DropoutError, match="want that of 2 rates, 0 of them with several units, got 1 and 1"):
         objective.load_state_dict(Objective(other, held_out=[(x, y)], steps=100).state_dict())
+    model[0].logit.requires_grad_(False)  # as rates of a model are whose run has ended
+    with pytest.raises(
+        DropoutError, match=r"want that of a run that moves the rates \[1\], got \[0, 1\]; set requires_grad"
+    ):
+        Objective(model, held_out=[(x, y)], steps=100).load_state_dict(objective.state_dict())
 
 
 def test_impossible_settings_are_refused() -> None:
