@@ -25,6 +25,7 @@ __all__ = [
     "buffers_of",
     "children_of",
     "clamp_many",
+    "clamp_min_with_gradient",
     "copy_many",
     "ddp_is_active",
     "ddp_parameters",
@@ -193,6 +194,11 @@ def clamp_many(tensors: Sequence[Tensor], low: Sequence[float], high: Sequence[f
     """Hold each tensor between its own two bounds, in place, in two kernels for all of them."""
     torch._foreach_clamp_min_(list(tensors), list(low))
     torch._foreach_clamp_max_(list(tensors), list(high))
+
+
+def clamp_min_with_gradient(values: Tensor, low: float) -> Tensor:
+    """``values.clamp(min=low)`` with gradient 1 at the bound: since torch 2.15 it is 0, and a rate could not leave it."""
+    return torch.where(values < low, low, values)
 
 
 def copy_many(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

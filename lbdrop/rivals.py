@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop._torch import indicator
+from lbdrop._torch import clamp_min_with_gradient, indicator
 from lbdrop.dropout import FURTHEST_LOGIT, NoiseLayer
 from lbdrop.errors import DropoutError
 
@@ -63,7 +63,7 @@ class GaussianDropout(NoiseLayer):
 
     def variance(self) -> Float[Tensor, "*units"]:
         """The variance (1−p)/p, at most 1: beyond that the bound's approximation fails and training diverges."""
-        return torch.exp(-self.logit.clamp(min=0.0))
+        return torch.exp(-clamp_min_with_gradient(self.logit, 0.0))
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
         spread = self.spread(self.variance().sqrt(), dims)

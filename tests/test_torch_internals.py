@@ -299,6 +299,18 @@ def test_clamp_many_holds_each_tensor_between_its_own_bounds() -> None:
     assert tensors[1].tolist() == [[0], [2]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_clamp_min_with_gradient_has_one_at_the_bound_and_none_below(dtype: torch.dtype) -> None:
+    values = torch.tensor([-2.0, 0.5, 3.0, math.nan], dtype=dtype, requires_grad=True)
+    clamped = internals.clamp_min_with_gradient(values, 0.5)
+    clamped[:3].sum().backward()
+    assert clamped.dtype == dtype
+    assert torch.equal(clamped[:3].detach(), values.detach()[:3].clamp(min=0.5))
+    assert bool(clamped[3].isnan())
+    assert values.grad is not None
+    assert values.grad.tolist() == [0, 1, 1, 0]
+
+
 def test_copy_many_fills_each_target() -> None:
     targets = [torch.zeros(3), torch.zeros(2, dtype=torch.int64)]
     whole = torch.zeros(4)

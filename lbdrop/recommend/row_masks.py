@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lbdrop._torch import clamp_min_with_gradient
 from lbdrop.dropout import logit_of
 from lbdrop.masks import entropy
 from lbdrop.recommend.rows import Batch
@@ -72,7 +73,7 @@ class RowMasks(nn.Module):
         """The KL of each entry's mask from its prior: Ber(½), or log-uniform for Gaussian noise."""
         if self.settings.dropout != "gaussian":
             return math.log(2) - entropy(logits)
-        a = torch.exp(-logits.clamp(min=0.0))  # the cubic of Kingma et al. 2015, equation 14
+        a = torch.exp(-clamp_min_with_gradient(logits, 0.0))  # the cubic of Kingma et al. 2015, equation 14
         return -(0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3)
 
 
