@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+import jaxtyping
 import pytest
 import torch
 from helpers.run_time_types import check_types
@@ -36,6 +37,12 @@ EXPERIMENTS = ("camvid.scenes", "networks.tiramisu", "rival_rules", "vision.camv
 check_types(*(f"experiments.{name}" for name in EXPERIMENTS))  # whenever a test imports them
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
+
+@pytest.fixture
+def without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user runs the package: what annotations forbid meets its own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,7 @@ def test_rate_outside_zero_and_one_is_refused(rate: float) -> None:
         LearnableDropout(4, rate)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_named() -> None:
     with pytest.raises(DropoutError, match="want 4 units along axis -1, got 5"):
         LearnableDropout(4)(torch.ones(2, 5))
@@ -91,6 +92,8 @@ def test_wrong_input_is_named() -> None:
         LearnableDropout(4)(torch.ones(4))
     with pytest.raises(DropoutError, match="units: want at least 1"):
         LearnableDropout(0)
+    with pytest.raises(DropoutError, match="scale: want 'inverted', 'none' or 'alpha', got 'mean'"):
+        LearnableDropout(4, scale="mean")  # pyright: ignore[reportArgumentType]
     with pytest.raises(DropoutError, match="logit: want shape"):
         LearnableDropout(4, logit=LearnableDropout(3).logit)
 

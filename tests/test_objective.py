@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lbdrop
 from lbdrop import Bound, LearnableDropout, Objective, estimators, parameter_groups
-from lbdrop.dropout import learned_layers
+from lbdrop.dropout import Scale, learned_layers
 from lbdrop.rules.priors import bernoulli_kl
 
 
@@ -125,15 +125,17 @@ def test_compiled_model_runs_compiled_in_one_graph_outside_the_objective() -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_unit_that_is_zero_for_every_example_has_no_gradient() -> None:
-    model, (x, y) = network("none"), batch()
+@pytest.mark.parametrize(("scale", "moved"), [("none", 7), ("inverted", 7), ("alpha", 8)])
+def test_unit_that_is_zero_for_every_example_has_a_gradient_in_alpha_dropout_alone(scale: Scale, moved: int) -> None:
+    """There a dropped unit is not 0."""
+    model, (x, y) = network(scale), batch()
     with torch.no_grad():
         model[0].weight[3], model[0].bias[3] = 0, 0  # tanh(0) = 0: unit 3 is always 0
     for estimator in ("arm", "rloo-4", "double-cv"):
         model.zero_grad()
         Objective(model, Bound(model, 1, weight=0.0), estimator=estimator)(losses(x, y)).backward()
-        assert float(model[2].logit.grad[3]) == 0
-        assert int((model[2].logit.grad != 0).sum()) == 7
+        assert bool(model[2].logit.grad[3] != 0) == (scale == "alpha")
+        assert int((model[2].logit.grad != 0).sum()) == moved
 
 
 def test_rate_is_trained_to_the_exact_minimum() -> None:

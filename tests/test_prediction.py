@@ -160,6 +160,7 @@ def test_masks_at_once_are_halved_when_memory_runs_out() -> None:
     assert model[1].tried == [20, 10, 5, 5, 5, 5]
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_arguments_are_refused_by_name() -> None:
     model = classifier()
     with pytest.raises(DropoutError, match="empty loader"):
@@ -168,6 +169,8 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         predict(model, torch.zeros(0, 4))
     with pytest.raises(DropoutError, match="samples: want a whole number, at least 1"):
         predict(model, torch.zeros(1, 4), samples=0)
+    with pytest.raises(DropoutError, match="kind: want 'classification', 'binary' or 'regression', got 'counts'"):
+        predict(model, torch.zeros(1, 4), kind="counts")  # pyright: ignore[reportArgumentType]
     with pytest.raises(DropoutError, match="say kind='binary'"):
         predict(nn.Sequential(model, nn.Flatten(0)), torch.randn(3, 4))
     with pytest.raises(DropoutError, match="want a tensor, or an object with .logits, got tuple"):

@@ -5,12 +5,14 @@ function each time that one is defined: most of a test's time. Here shapes are c
 elsewhere, and nested functions are left alone.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jaxtyping
 from beartype import beartype
+from jaxtyping import config
 
 with_shapes = jaxtyping.jaxtyped
 
@@ -23,9 +25,19 @@ def checked(typechecker: Any) -> Callable[[Any], Any]:
             return function
         if isinstance(function, type) or has_shapes(function):
             return with_shapes(function, typechecker=typechecker)
-        return beartype(function)
+        return with_types(function)
 
     return decorate
+
+
+def with_types(function: Callable[..., Any]) -> Callable[..., Any]:
+    typed = beartype(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (function if config.jaxtyping_disable else typed)(*args, **kwargs)
+
+    return call
 
 
 def has_shapes(function: Callable[..., Any]) -> bool:

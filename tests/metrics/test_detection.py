@@ -103,7 +103,7 @@ def test_model_without_mistakes_has_no_risk_and_a_nan_auroc():
     assert math.isnan(float(misclassification_auroc(score, correct)))
 
 
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step():
     score, correct = random_case(0, examples=4)
     for measure in (auroc, misclassification_auroc, aurc, risk_coverage_curve):

@@ -189,7 +189,7 @@ def test_counts_of_batches_add_up(cut: int, seed: int):
     assert [four(parts[0] + parts[1], k) for k in range(11)] == [four(whole, k) for k in range(11)]
 
 
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step():
     entropy, correct, _ = random_case(0, 4)
     at = torch.tensor([0.5])

@@ -73,7 +73,7 @@ def test_flatten_of_void_alone_is_empty():
         (torch.tensor([[0.5, 0.5]]), torch.tensor([-1]), 255, "ignore index"),
     ],
 )
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step(
     probs: torch.Tensor, labels: torch.Tensor, void: int | None, says: str
 ):

@@ -99,7 +99,7 @@ def test_true_model_has_the_coverage_of_its_level():
         assert float(interval_coverage(samples, targets, 0.25, level)) == pytest.approx(level, abs=four_errors)
 
 
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step():
     samples, targets = random_case(6)
     column = targets[:, None]

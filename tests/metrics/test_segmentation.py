@@ -100,7 +100,7 @@ def test_image_of_void_alone_adds_nothing():
     assert int(confusion_matrix(torch.tensor([0]), torch.tensor([2]), 2, void=2).sum()) == 0
 
 
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step():
     one, none = torch.tensor([0]), torch.empty(0, dtype=torch.long)
     refused = [

@@ -189,7 +189,7 @@ def test_half_precision_probabilities_are_summed_in_full_precision():
     assert_same(metric.compute(), expected)
 
 
-@pytest.mark.usefixtures("unhooked")
+@pytest.mark.usefixtures("without_type_checks")
 def test_wrong_input_is_an_error_with_the_next_step():
     probs, labels = examples()
     refused = [

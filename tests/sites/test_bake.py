@@ -81,6 +81,7 @@ def sequential(scale) -> dict[str, tuple[nn.Module, Tensor]]:
         "grouped": (nn.Sequential(nn.Conv2d(3, 6, 3), drop(6, channels=True), nn.Conv2d(6, 4, 2, groups=2)), torch.randn(2, 3, 8, 8)),
         "flattened": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.Flatten(), nn.Linear(180, 2)), torch.randn(2, 3, 8, 8)),
         "transposed": (nn.Sequential(nn.Conv2d(3, 5, 3), drop(5, channels=True), nn.ConvTranspose2d(5, 2, 2)), torch.randn(2, 3, 8, 8)),
+        "transposed before": (nn.Sequential(nn.ConvTranspose2d(3, 5, 2), drop(5, channels=True)), torch.randn(2, 3, 4, 4)),
         "flattened sequence": (nn.Sequential(nn.Linear(8, 6), drop(6), nn.Flatten(), nn.Linear(30, 2)), torch.randn(3, 5, 8)),
         "over time": (nn.Sequential(nn.Linear(8, 5), drop(5), nn.Conv1d(5, 2, 1)), torch.randn(3, 5, 8)),
         "pooled units": (nn.Sequential(nn.Linear(8, 6), drop(6), nn.AvgPool1d(2), nn.Linear(3, 2)), torch.randn(3, 5, 8)),
@@ -150,3 +151,14 @@ def test_baked_model_is_a_copy_in_eval_mode() -> None:
     assert model.training
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert set(bake(model).state_dict()) == {k for k in before if "logit" not in k}
+
+
+def test_model_that_never_ran_cannot_be_baked_where_the_number_of_units_is_unknown() -> None:
+    model = nn.Sequential(LearnableDropout(scale="none"), nn.Tanh())
+    with pytest.raises(
+        DropoutError, match="0: want a known number of units to bake, got a model that never ran; run it"
+    ):
+        bake(model)
+    x = torch.randn(3, 4)
+    model.eval()(x)
+    torch.testing.assert_close(bake(model)(x), model(x))

@@ -208,6 +208,14 @@ def test_packed_sequences_pass_a_converted_lstm_unchanged() -> None:
     torch.testing.assert_close((h, c), (our_h, our_c))
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_sequence_without_a_batch_axis_passes_a_converted_lstm_unchanged(batch_first: bool) -> None:
+    rnn = nn.LSTM(4, 5, num_layers=2, dropout=0.4, batch_first=batch_first).eval()
+    converted, x = lbdrop.convert(copy.deepcopy(rnn), verbose=False), torch.randn(6, 4)
+    torch.testing.assert_close(converted(x), rnn(x))
+    assert not torch.equal(converted.train()(x)[0], rnn(x)[0])
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -236,6 +244,13 @@ def test_attention_equals_that_of_torch_with_every_option(settings: dict) -> Non
     ):
         torch.testing.assert_close(ours(q, k, v, **call), original(q, k, v, **call))
     torch.testing.assert_close(ours(q[0], k[0], v[0]), original(q[0], k[0], v[0]))
+
+
+def test_causal_attention_needs_no_mask() -> None:
+    original = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True).double().eval()
+    ours, x = lbdrop.convert(copy.deepcopy(original), verbose=False), torch.randn(3, 5, 8).double()
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(ours(x, x, x, is_causal=True), original(x, x, x, attn_mask=causal))
 
 
 def test_encoder_layer_stays_off_the_fused_path_that_ignores_dropout() -> None:

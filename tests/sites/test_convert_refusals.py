@@ -1,5 +1,7 @@
 """Dropout that cannot be reached is named, and so are wrong settings; the model is left as it was."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,24 +125,66 @@ def test_model_without_dropout_is_an_error_with_the_next_step() -> None:
     assert isinstance(lbdrop.convert(nn.Sequential(nn.Dropout(0.0)), rate=0.5, verbose=False)[0], LearnableDropout)
 
 
-def test_wrong_settings_are_refused_and_the_model_left_alone() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-    for settings, message in [
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheme": "learnt"}, "scheme: want one of learned, concrete, .*, got 'learnt'"),
+        ({"per": "channel"}, "per: want 'unit', 'layer' or 'model', got 'channel'"),
         ({"per": "unit"}, "pass example=x"),
         ({"rate": 1.5}, "rate: want"),
-        ({"after": ["fc9"]}, r"got \['fc9'\]; there are \['0', '1'\]"),
-    ]:
-        with pytest.raises(DropoutError, match=message):
-            lbdrop.convert(net, **settings)
-        assert isinstance(net[1], nn.Dropout)
+        ({"rank_gates": -1.0}, "rank_gates: want a cost of 0 or more"),
+        ({"rank_gates": 1.0, "scheme": "mc"}, "rank_gates: .* and scheme='learned', got 1.0, 'mc'"),
+        ({"after": ["fc9"]}, r"got \['fc9'\]; there are \['0', '1', '2'\]"),
+        (
+            {"after": ["2"], "per": "unit", "example": torch.zeros(1, 2)},
+            "after: want a layer with out_features or out_",
+        ),
+        ({"share": [["0", "1"]]}, r"share: want names of converted dropouts, got \['0'\]"),
+        ({"share": [["1", "9"]]}, r"share: want names of converted dropouts, got \['9'\]"),
+    ],
+)
+def test_wrong_settings_are_refused_and_the_model_left_alone(settings: dict[str, Any], message: str) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), nn.Tanh())
+    with pytest.raises(DropoutError, match=message):
+        lbdrop.convert(net, **settings)
+    assert isinstance(net[1], nn.Dropout)
+
+
+class TwoWidths(nn.Module):
+    """One dropout at two widths, and another that is reached in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.late = nn.Dropout(0.1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x)
+        x = self.drop(x[:, :3]) if len(x) > 1 else x
+        return self.late(x) if self.training else x
+
+
+def test_units_that_an_example_does_not_show_are_refused() -> None:
+    net = TwoWidths()
+    with pytest.raises(
+        DropoutError, match="drop: want one number of units, got 4 and 3; give each use its own dropout"
+    ):
+        lbdrop.convert(net, per="unit", example=torch.zeros(2, 4))
+    with pytest.raises(
+        DropoutError, match=r"example: want one that reaches every dropout, got one that misses \['late'\]"
+    ):
+        lbdrop.convert(net, per="unit", example=torch.zeros(1, 4))
+    assert isinstance(net.drop, nn.Dropout)
+    unlike = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 3), nn.Dropout(0.1))
+    with pytest.raises(DropoutError, match="share: want equal numbers of units, got 3 at '2' and 4 at '0'"):
+        lbdrop.convert(unlike, per="unit", example=torch.zeros(1, 4), share=[["0", "2"]])
+
+
+def test_models_that_cannot_be_converted_are_refused() -> None:
     with pytest.raises(DropoutError, match="keeps nothing"):
         lbdrop.convert(nn.Sequential(nn.Dropout(1.0)))
+    converted = lbdrop.convert(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), verbose=False)
     with pytest.raises(DropoutError, match="convert a model once"):
-        lbdrop.convert(lbdrop.convert(net, verbose=False))
-    for group in (["0", "1"], ["1", "9"]):
-        fresh = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-        with pytest.raises(DropoutError, match="share: want names"):
-            lbdrop.convert(fresh, share=[group])
-        assert isinstance(fresh[1], nn.Dropout)
+        lbdrop.convert(converted)
     with pytest.raises(DropoutError, match="want a module that returns one tensor"):
         lbdrop.convert(nn.Sequential(nn.LSTM(2, 2)), after=["0"])
