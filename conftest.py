@@ -14,7 +14,7 @@ with check_types("lbdrop"):
     for name in lbdrop.__all__:  # each is loaded when it is first used
         getattr(lbdrop, name)
 
-# What these import is not imported by the package itself. They work with tensors; the rest checks by hand what users give, which
+# The package does not import these by itself. They work with tensors; the rest checks by hand what users give, which
 # tests get wrong on purpose.
 RECOMMENDER = (
     "chunked_loss",
