@@ -7,6 +7,8 @@ each behaves, under the oldest and the newest torch that ``pyproject.toml`` allo
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree, checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "OperationMode",
     "after_backward",
     "any_autocast_enabled",
     "attention_has_one_weight",
@@ -37,8 +41,10 @@ __all__ = [
     "is_batched",
     "norms_of_many",
     "parameters_of",
+    "remove_forward_hooks",
     "set_attention_has_one_weight",
     "set_recurrent_weights",
+    "transparent",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -78,6 +84,34 @@ def autocast_operations(device: str) -> set[str]:
         return set()
     names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
     return {name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")}
+
+
+@cache
+def transparent(func: Any) -> Callable[..., Any] | None:
+    """A copy of a torch function written in Python, such as ``F.softmax``, whose inner calls reach a mode one by one.
+
+    Such a function first asks ``has_torch_function``, and hands itself over whole if so; in the copy the answer is no.
+    ``None`` stands for a function that does not ask.
+    """
+    if not isinstance(func, FunctionType):
+        return None
+    questions = {name for name in func.__code__.co_names if name.startswith("has_torch_function")} & set(
+        func.__globals__
+    )
+    if not questions:
+        return None
+    names = func.__globals__ | dict.fromkeys(questions, _never)
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+class OperationMode(TorchDispatchMode):
+    """A mode that sees every operation below autograd, whatever function of torch led to it."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- autograd
@@ -121,6 +155,14 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
 def has_forward_pre_hooks(module: nn.Module) -> bool:
     """Whether something runs before the module's forward, as the old ``weight_norm`` and ``spectral_norm`` do."""
     return bool(module._forward_pre_hooks)
+
+
+def remove_forward_hooks(module: nn.Module, *functions: Callable[..., Any]) -> None:
+    """Take these functions out of a module's forward hooks: a copied module has them, but not the handles to remove them by."""
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in table.items() if hook in functions]:
+            del table[key]
+            module._forward_hooks_always_called.pop(key, None)
 
 
 def bare_module(kind: type[Module], like: nn.Module, without: Collection[str] = ()) -> Module:

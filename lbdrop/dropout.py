@@ -20,15 +20,7 @@ from torch import Tensor, nn
 from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
 
-__all__ = [
-    "LearnableDropout",
-    "MaskSource",
-    "NoiseLayer",
-    "Scale",
-    "learned_layers",
-    "logit_of",
-    "noise_layers",
-]
+__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "learned_layers", "logit_of", "noise_layers"]
 
 Scale = Literal["inverted", "none", "alpha"]
 
@@ -57,10 +49,11 @@ class NoiseLayer(nn.Module):
         rate: the drop rate to start from, strictly between 0 and 1; one that is learned stays between .001 and .999.
         channels: drop whole channels, one draw for ``x[b, c]`` of a map (batch, channels, …), as ``nn.Dropout2d``
             does; otherwise one draw per element, as ``nn.Dropout`` does.
+        examples: drop whole examples, one draw for ``x[b]``, as stochastic depth does with a residual branch.
         unit_dim: the axis of the units; 1 where ``channels`` is set, the last one otherwise.
         batch_dim: the axis of the examples; 1 for sequence-first data.
         scale: ``"inverted"`` divides by the keep rate as ``nn.Dropout`` does; ``"none"`` leaves masks as they are
-            (the paper's); ``"alpha"`` keeps mean and variance of SELU units as ``nn.AlphaDropout`` does.
+            (the paper's); ``"alpha"`` is that of ``nn.AlphaDropout`` for SELU units.
         logit: a parameter to use instead of a new one: layers that hold the same one share their rate.
         generator: draws the masks when no context does.
 
@@ -85,6 +78,7 @@ class NoiseLayer(nn.Module):
         rate: float = 0.5,
         *,
         channels: bool = False,
+        examples: bool = False,
         unit_dim: int | None = None,
         batch_dim: int = 0,
         scale: Scale = "inverted",
@@ -98,6 +92,8 @@ class NoiseLayer(nn.Module):
             raise DropoutError(f"units: want at least 1, or None for one rate, got {units}")
         if scale not in ("inverted", "none", "alpha"):
             raise DropoutError(f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}")
+        if examples and (channels or units is not None):
+            raise DropoutError(f"examples: want one rate and no channels, got units={units}, channels={channels}")
         shape = () if units is None else (units,)
         if logit is None:
             logit = nn.Parameter(torch.full(shape, logit_of(rate)))
@@ -110,7 +106,7 @@ class NoiseLayer(nn.Module):
             self.logit = logit
         else:
             self.register_buffer("logit", logit.detach())
-        self.channels = channels
+        self.channels, self.examples = channels, examples
         self.unit_dim = unit_dim if unit_dim is not None else (1 if channels else -1)
         self.batch_dim = batch_dim
         self.scale: Scale = scale
@@ -141,10 +137,10 @@ class NoiseLayer(nn.Module):
         return float(self.rate.mean())
 
     def mask_shape(self, x: Tensor) -> tuple[int, ...]:
-        """The shape of one mask for ``x``: that of ``x``, or 1 along the axes that a channel spans."""
-        if not self.channels:
+        """The shape of one mask for ``x``: that of ``x``, or 1 along the axes that a channel or an example spans."""
+        if not (self.channels or self.examples):
             return tuple(x.shape)
-        kept = {self.batch_dim % x.dim(), self.unit_dim % x.dim()}
+        kept = {self.batch_dim % x.dim()} | ({self.unit_dim % x.dim()} if self.channels else set())
         return tuple(size if axis in kept else 1 for axis, size in enumerate(x.shape))
 
     def spread(self, values: Tensor, dims: int) -> Tensor:
@@ -157,7 +153,7 @@ class NoiseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        self.width, self.dims = x.shape[self._width_dim(x)], x.dim()
+        self.width, self.dims = 1 if self.examples else x.shape[self._width_dim(x)], x.dim()
         if self.source is not None:
             mask = self.source.mask(self, x)
         elif self.training:
@@ -182,19 +178,18 @@ class NoiseLayer(nn.Module):
         return self.mask_of(self.uniforms((count, *shape), like, generator), len(shape)).to(like.dtype)
 
     def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Apply a mask; ``None`` stands for the deterministic pass, in which the mask is its mean σ(α)."""
-        if self.scale == "inverted" and mask is None:
+        """Apply a mask; ``None`` stands for the deterministic pass, which keeps every unit's mean."""
+        if mask is None and self.scale != "none":
             return x
         keep = self.keep_for(x.dim())
+        if mask is None:
+            return x * keep.to(x.dtype)
+        if self.scale == "none":
+            return x * mask
         if self.scale == "inverted":
-            assert mask is not None
             # The gradient of α reaches through 1/keep as well as through the mask's distribution: autograd has this one.
             return x * (mask * keep.reciprocal().to(x.dtype))
-        if self.scale == "none":
-            return x * (keep.to(x.dtype) if mask is None else mask)
         a = (keep + SELU_FLOOR**2 * keep * (1 - keep)).rsqrt()
-        if mask is None:
-            return x * (a * keep).to(x.dtype)
         b = -a * SELU_FLOOR * (1 - keep)
         return (x * mask + SELU_FLOOR * (1 - mask)) * a.to(x.dtype) + b.to(x.dtype)
 
@@ -242,7 +237,11 @@ class NoiseLayer(nn.Module):
         low, high = f"{keep.min():.2f}", f"{keep.max():.2f}"
         rates = low if low == high else f"{low}–{high}"
         what = f"{self.units} units" if self.units else "one rate"
-        return f"{what}, keep={rates}" + (", channels" if self.channels else "") + f", scale={self.scale}"
+        return (
+            f"{what}, keep={rates}"
+            + (", channels" if self.channels else ", examples" if self.examples else "")
+            + f", scale={self.scale}"
+        )
 
 
 class LearnableDropout(NoiseLayer):

@@ -22,19 +22,8 @@ from torch import Tensor
 from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
 
-__all__ = [
-    "Draw",
-    "Estimator",
-    "antithetic",
-    "arm",
-    "arms",
-    "copula",
-    "disarm",
-    "double_control_variate",
-    "get",
-    "independent",
-    "rloo",
-]
+__all__ = ["Draw", "Estimator", "antithetic", "arm", "arms", "copula", "disarm", "double_control_variate", "get",
+           "independent", "rloo"]  # fmt: skip
 
 
 class Draw(NamedTuple):
@@ -54,7 +43,9 @@ class Site(NamedTuple):
     losses: Tensor
     """f, shaped to broadcast against z."""
     per_example: Callable[[Tensor], Tensor]
-    """Sums a tensor shaped like z over the units of each example, to the shape of ``losses``."""
+    """Sums a tensor shaped like z over the units of each example, to (n, examples)."""
+    spread: Callable[[Tensor], Tensor]
+    """Shapes (n, examples) as ``losses`` are."""
 
 
 # ------------------------------------------------------------------------------------------------------------- draws
@@ -148,7 +139,7 @@ def _with_linear_part(centred: Tensor, p: Tensor, rest: Tensor, slope: Tensor) -
 
 def _leave_one_out_linear(
     centred: Float[Tensor, "n *mask"], slope: Float[Tensor, "n *mask"], over_units: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "n *#mask"]:
+) -> Float[Tensor, "n ..."]:
     """(z_i − p) · mean of the other masks' slopes."""
     return over_units(centred * (slope.sum(0) - slope)) / (len(slope) - 1)
 
@@ -176,10 +167,9 @@ def _double_control_variate(sites: Sequence[Site]) -> list[Tensor]:
         return site.slope
 
     centred = [site.draw.z - site.keep for site in sites]
-    # Broadcast to a common (n, batch) shape first: layers may order their axes differently.
-    parts = [_leave_one_out_linear(c, slope(s), s.per_example).flatten(1) for c, s in zip(centred, sites, strict=True)]
+    parts = [_leave_one_out_linear(c, slope(s), s.per_example) for c, s in zip(centred, sites, strict=True)]
     explained = torch.stack(parts).sum(0)
-    return [_with_linear_part(c, s.keep, s.losses - explained.view(s.losses.shape), slope(s))
+    return [_with_linear_part(c, s.keep, s.losses - s.spread(explained), slope(s))
             for c, s in zip(centred, sites, strict=True)]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from lbdrop.estimators import Estimator
 from lbdrop.guards import processes
 from lbdrop.guards.checkpointing import checkpoints_explained
 from lbdrop.guards.finite import Watch
+from lbdrop.masks import Layout
 from lbdrop.passes.run import Drawer, run
 from lbdrop.sites.watch import functional_dropout
 from lbdrop.step import Step
@@ -53,12 +54,15 @@ class Runner:
         check: bool = True,
         generator: torch.Generator | None = None,
     ):
+        if unreached not in ("error", "warn"):
+            raise DropoutError(f"unreached: want 'error' or 'warn', got {unreached!r}")
         self.model, self.layers = model, noise_layers(model)
         self.estimator, self.masks, self.coupled = estimator, masks, coupled
         self.unreached, self.generator = unreached, generator
         self.watch = Watch(model, check)
         self.first_pass = True
-        self._coupled_in: dict[tuple[Any, ...], bool] = {}
+        self._layouts: dict[tuple[Any, ...], list[Layout] | None] = {}
+        """Where examples are in each mask, by mode, loss and order of the layers; ``None`` where they are coupled."""
 
     def evaluate(self, losses: Losses, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
         """Losses under the estimator's masks; their backward pass gives weights and rates their gradients."""
@@ -68,8 +72,9 @@ class Runner:
         differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
         self.watch.losses(result, losses)
         if differentiated:
-            self._check_examples(step, result)
             step.coupled = self._is_coupled(step, result, losses)
+            if not step.coupled:
+                self._check_examples(step, result)
             result = step.weigh(result)
         step.release()
         return result
@@ -114,14 +119,12 @@ class Runner:
             warnings.warn(message, stacklevel=4)
 
     def _check_examples(self, step: Step, result: Tensor) -> None:
-        if self.coupled:
-            return
         for use in step.learned:
-            batch = use.draw.z.shape[1:][use.layer.batch_dim]
-            if batch != result.shape[1]:
+            rows = use.draw.z.shape[1:][use.layout.axis]
+            if rows % result.shape[1]:
                 name = next(name for name, layer in self.layers.items() if layer is use.layer)
                 raise DropoutError(
-                    f"loss: want one loss for each of the {batch} examples that reach dropout {name!r}, got"
+                    f"loss: want one loss for each of the {rows} examples that reach dropout {name!r}, got"
                     f" {result.shape[1]}; sum or average the losses of each example, name the examples' axis by"
                     " batch_dim, or pass coupled=True to use batch totals"
                 )
@@ -130,49 +133,74 @@ class Runner:
         """Exact, by one extra backward pass behind the masks, once for each mode and each loss function."""
         if self.coupled is not None:
             return self.coupled
-        if result.shape[1] == 1:
-            return False  # one example has no others, and says nothing of larger batches
+        if result.shape[1] == 1:  # one example has no others, and says nothing of larger batches
+            return any(use.draw.z.shape[1:][use.layout.axis] > 1 for use in step.learned)
         mode = (
             tuple(module.training for module in self.model.modules()),
             getattr(inspect.unwrap(losses), "__code__", None),
+            tuple(use.layer for use in step.learned),
         )
-        if mode not in self._coupled_in:
+        if mode not in self._layouts:
             with checkpoints_explained():
-                self._coupled_in[mode] = coupled = _couples(step, result)
+                found = _layouts(step, result)
+            fits = all(result.shape[1] <= max(use.draw.z.shape[1:]) for use in step.learned)
+            if found is None and not fits:
+                self._check_examples(step, result)
+            self._layouts[mode] = found
             shared = [name for name, m in self.model.named_modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
-            if coupled and shared and processes.count() > 1:
+            if found is None and shared and processes.count() > 1:
                 raise DropoutError(
                     f"{shared[0]}: want no SyncBatchNorm behind a dropout, through which losses depend on the masks of other"
                     " processes; use LayerNorm or GroupNorm there, or put the dropout behind the last one"
                 )
-            if coupled:
+            if found is None:
                 warnings.warn(
                     "the loss of one example depends on the masks of others (BatchNorm in training mode behind a dropout,"
                     " or a batch_dim that is not the examples' axis): using the difference of batch totals, which is"
                     " exact but noisier",
                     stacklevel=4,
                 )
-        return self._coupled_in[mode]
+        layouts = self._layouts[mode]
+        for use, layout in zip(step.learned, layouts or (), strict=bool(layouts)):
+            use.layout = layout
+        return layouts is None
 
 
-def _couples(step: Step, losses: Tensor) -> bool:
-    """Whether the loss of the first or last example has a slope in the masks of any other."""
+def _layouts(step: Step, losses: Tensor) -> list[Layout] | None:
+    """Where each mask has the examples, by the slopes of the first and the last one; ``None`` where none is independent."""
     uses = [use for use in step.learned if use.stack.requires_grad]  # not those drawn under no_grad
-    stacks = [use.stack for use in uses]
-    if not stacks or not losses.requires_grad:
-        return False
-    for example in {0, losses.shape[1] - 1}:
-        slopes = torch.autograd.grad(losses[0, example], stacks, retain_graph=True, allow_unused=True)
-        for use, slope in zip(uses, slopes, strict=True):
-            if slope is None:
-                continue
+    found = {id(use): use.layout for use in step.learned}
+    if not uses or not losses.requires_grad:
+        return list(found.values())
+    touched: list[list[Tensor]] = [[] for _ in uses]
+    for example in (0, losses.shape[1] - 1):
+        slopes = torch.autograd.grad(
+            losses[0, example], [use.stack for use in uses], retain_graph=True, allow_unused=True
+        )
+        for use, slope, seen in zip(uses, slopes, touched, strict=True):
             # A slope of NaN is 0 × ∞ of another example, and no coupling.
-            rows = slope[0].nan_to_num(0.0).movedim(use.layer.batch_dim, 0).flatten(1).ne(0).any(1)
-            itself = torch.zeros_like(rows)
-            itself[example : example + 1] = True  # a slice: the axis may be shorter than the batch
-            if bool((rows & ~itself).any()):
-                return True
-    return False
+            seen.append(torch.zeros_like(use.draw.z[0]) if slope is None else slope[0].nan_to_num(0.0))
+    for use, seen in zip(uses, touched, strict=True):
+        axes = sorted(range(seen[0].dim()), key=lambda axis: axis != use.layout.axis % seen[0].dim())
+        candidates = [Layout(axis, interleaved) for axis in axes for interleaved in (False, True)]
+        fitting = [layout for layout in candidates if _separates(layout, seen, losses.shape[1])]
+        if not fitting:
+            return None
+        found[id(use)] = fitting[0]
+    return list(found.values())
+
+
+def _separates(layout: Layout, slopes: list[Tensor], examples: int) -> bool:
+    """Whether the first and the last example touch rows of their own alone."""
+    rows = slopes[0].shape[layout.axis]
+    if rows % examples or (rows == examples and layout.interleaved):
+        return False
+    owner = layout.spread(torch.arange(examples, device=slopes[0].device)[None], rows)[0]
+    for example, slope in zip((0, examples - 1), slopes, strict=True):
+        touched = slope.movedim(layout.axis, 0).flatten(1).ne(0).any(1)
+        if bool((touched & (owner != example)).any()):
+            return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,41 @@ from torch import Tensor, nn
 from lbdrop.dropout import MaskSource, NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 
-__all__ = ["Held", "MaskSource", "deterministic", "drawn", "entropy", "fixed", "held", "mirrored", "use", "use_in"]
+__all__ = [
+    "Held",
+    "Layout",
+    "MaskSource",
+    "deterministic",
+    "drawn",
+    "entropy",
+    "fixed",
+    "held",
+    "mirrored",
+    "use",
+    "use_in",
+]
+
+
+class Layout(NamedTuple):
+    """Where the examples are along the axes of a mask: each may stand for several rows, as the windows of an image do."""
+
+    axis: int
+    interleaved: bool = False
+    """Whether rows of one example are a batch apart, or next to each other."""
+
+    def spread(self, values: Tensor, rows: int) -> Tensor:
+        """From (n, examples) to (n, rows)."""
+        times = rows // values.shape[1]
+        if times == 1:
+            return values
+        return values.repeat(1, times) if self.interleaved else values.repeat_interleave(times, 1)
+
+    def group(self, values: Tensor, examples: int) -> Tensor:
+        """From (n, rows) to the sums (n, examples)."""
+        if values.shape[1] == examples:
+            return values
+        shape = (-1, examples) if self.interleaved else (examples, -1)
+        return values.unflatten(1, shape).sum(1 if self.interleaved else 2)
 
 
 @contextmanager

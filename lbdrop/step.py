@@ -14,6 +14,8 @@ from torch import Tensor
 from lbdrop import estimators
 from lbdrop._torch import indicator
 from lbdrop.dropout import LearnableDropout, NoiseLayer
+from lbdrop.masks import Layout
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["Step"]
 
@@ -23,6 +25,7 @@ class _Use:
 
     def __init__(self, layer: LearnableDropout, draw: estimators.Draw, keep: Tensor, stack: Tensor):
         self.layer, self.draw, self.keep, self.stack = layer, draw, keep, stack
+        self.layout = Layout(layer.batch_dim)
         self.active: Tensor | None = None
         self.slope: Tensor | None = None
 
@@ -34,13 +37,12 @@ class _Use:
         mask_dims = self.draw.z.dim() - 1
         if active.dim() > mask_dims:
             active = active.amax(0)
-        if self.layer.channels:
-            spans = tuple(axis for axis, size in enumerate(self.draw.z.shape[1:]) if size == 1 != active.shape[axis])
-            active = active.amax(spans, keepdim=True) if spans else active
+        spans = tuple(axis for axis, size in enumerate(self.draw.z.shape[1:]) if size == 1 != active.shape[axis])
+        active = active.amax(spans, keepdim=True) if spans else active
         self.active = active if self.active is None else torch.maximum(self.active, active)
 
 
-class Step:
+class Step(Drawer):
     """The masks of one step, and the gradient of their logits once the losses are known."""
 
     def __init__(
@@ -97,19 +99,25 @@ class Step:
 
     def site(self, use: _Use) -> estimators.Site:
         # The losses as this backward pass weighs them: loss scaling, accumulation, anything done to the result counts.
-        n = self.losses.shape[0]
-        losses = (self.losses * self.weights).to(use.draw.z.dtype)
-        axes = tuple(range(1, use.draw.z.dim()))
+        z = use.draw.z
+        losses = (self.losses * self.weights).to(z.dtype)
+        shape, examples, axis = [len(losses), *(1 for _ in z.shape[1:])], losses.shape[1], 0
         if self.coupled:
-            losses = losses.sum(1, keepdim=True)
+            losses, examples = losses.sum(1, keepdim=True), 1
         else:
-            axes = tuple(axis for axis in axes if axis != use.layer.batch_dim % (use.draw.z.dim() - 1) + 1)
-        shape = [n, *(1 for _ in use.draw.z.shape[1:])]
-        if not self.coupled:
-            shape[use.layer.batch_dim % (use.draw.z.dim() - 1) + 1] = losses.shape[1]
+            axis = use.layout.axis % (z.dim() - 1) + 1
+            shape[axis] = z.shape[axis]
+        others = tuple(each for each in range(1, z.dim()) if each != axis)
+
+        def spread(values: Tensor) -> Tensor:
+            return (use.layout.spread(values, shape[axis]) if axis else values).view(shape)
+
+        def per_example(values: Tensor) -> Tensor:
+            return use.layout.group(values.sum(others).view(len(values), -1), examples)
+
         # No slope: the mask is behind a step that cannot be differentiated, which does not matter to a loss difference.
-        slope = torch.zeros_like(use.draw.z) if use.slope is None else use.slope.to(use.draw.z.dtype)
-        return estimators.Site(use.draw, use.keep, slope, losses.view(shape), lambda t: t.sum(axes, keepdim=True))
+        slope = torch.zeros_like(z) if use.slope is None else use.slope.to(z.dtype)
+        return estimators.Site(use.draw, use.keep, slope, spread(losses), per_example, spread)
 
     def logit_gradients(self) -> list[Tensor]:
         gradients = {id(logit): torch.zeros_like(logit) for logit in self.logits}

@@ -38,10 +38,15 @@ def test_rate_starts_at_its_argument() -> None:
 
 def test_deterministic_pass_is_the_mean_of_the_sampled_ones() -> None:
     x = torch.randn(1, 4)
-    for scale in ("none", "inverted", "alpha"):
+    for scale in ("none", "inverted"):
         layer = LearnableDropout(4, 0.3, scale=scale)
         sampled = layer(x.expand(400_000, 4)).mean(0)
         torch.testing.assert_close(layer.eval()(x)[0], sampled, atol=2e-2, rtol=0)
+
+
+def test_alpha_dropout_in_eval_mode_is_the_identity_as_in_torch() -> None:
+    x = torch.randn(5, 4)
+    assert torch.equal(LearnableDropout(4, 0.3, scale="alpha").eval()(x), nn.AlphaDropout(0.3).eval()(x))
 
 
 def test_alpha_keeps_mean_and_variance_as_torch_does() -> None:

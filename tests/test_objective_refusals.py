@@ -164,16 +164,19 @@ def test_coupling_is_checked_anew_for_another_loss_and_never_by_one_example() ->
         objective(lambda m: m(torch.randn(3, 3, 5)).pow(2).sum(1))
 
 
-def test_sequence_first_data_are_coupled_unless_the_axis_of_examples_is_given() -> None:
-    """Of (time, batch, units)."""
+def test_axis_of_the_examples_is_found_where_it_is_not_given() -> None:
+    """Of (time, batch, units): no warning, and the gradient of the axis named by hand."""
     x = torch.randn(5, 5, 4)
 
     def loss(m: nn.Module) -> Tensor:
         return m(x).pow(2).sum((0, 2))
 
-    model = nn.Sequential(nn.Linear(4, 4), LearnableDropout(4, batch_dim=1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Objective(model, examples=10)(loss)
-    with pytest.warns(UserWarning, match="batch_dim"):
-        Objective(nn.Sequential(nn.Linear(4, 4), LearnableDropout(4)), examples=10)(loss)
+    found = []
+    for settings in ({"batch_dim": 1}, {}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), LearnableDropout(4, **settings))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Objective(model, examples=10, generator=torch.Generator().manual_seed(1))(loss).backward()
+        found.append(model[1].logit.grad)
+    torch.testing.assert_close(found[0], found[1])

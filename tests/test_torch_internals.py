@@ -1,18 +1,22 @@
 """Each torch internal behaves as its name in ``lbdrop/_torch.py`` says, and no other file of the package uses one."""
 
 import ast
+import copy
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import lbdrop
@@ -453,3 +457,62 @@ def test_package_uses_internals_in_one_file_alone() -> None:
 def test_every_internal_has_a_name_that_says_what_it_is() -> None:
     for name in internals.__all__:
         assert getattr(internals, name).__doc__, name
+
+
+def test_transparent_copy_of_a_function_shows_its_inner_calls() -> None:
+    class Seen(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions: list[Any] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.functions.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, inside = torch.randn(2, 3), internals.transparent(F.softmax)
+    assert inside is not None
+    with Seen() as whole:
+        expected = F.softmax(x, dim=-1)
+    with Seen() as opened:
+        found = inside(x, dim=-1)
+    assert torch.equal(found, expected)
+    # The function itself, and then its tensor method.
+    assert len(whole.functions) == len(opened.functions) == 1
+    assert whole.functions[0] is F.softmax
+    assert opened.functions[0] is not F.softmax
+    assert internals.transparent(torch.add) is None
+
+
+def test_forward_hooks_are_removed_by_their_functions_from_a_copy_too() -> None:
+    calls: list[str] = []
+
+    def before(*_: Any) -> None:
+        calls.append("before")
+
+    def after(*_: Any) -> None:
+        calls.append("after")
+
+    module = nn.Linear(2, 2)
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)
+    twin = copy.deepcopy(module)
+    internals.remove_forward_hooks(twin, before, after)
+    twin(torch.randn(1, 2))
+    assert calls == []
+    module(torch.randn(1, 2))
+    assert calls == ["before", "after"]
+
+
+def test_operation_mode_sees_what_a_function_ends_in() -> None:
+    class Seen(internals.OperationMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Seen() as seen:
+        F.dropout(torch.ones(4), 0.5)
+    assert any("bernoulli" in name or "dropout" in name for name in seen.names)

@@ -216,7 +216,7 @@ def run(
     # Both masks of a step go through BatchNorm, so that losses of a batch are coupled: batch totals are the exact form.
     pixels = data.train.labels[0].numel()
     rule = Bound(network, len(data.train), prior_keep=settings.prior_keep, weight=settings.kl_weight / pixels)
-    objective = Objective(network, rule, coupled=True, check=False, **draws(settings, network))
+    objective = Objective(network, rule, check=False, **draws(settings, network))
     generator = torch.Generator().manual_seed(settings.seed)
     whole = Crops(data.train, settings.batch, jitter=settings.jitter, generator=generator)
     schedule = SegmentationSchedule(
@@ -265,7 +265,7 @@ def run(
 def draws(settings: Settings, network: nn.Module) -> dict[str, Any]:
     """How masks are drawn in a step: by the estimator of learned rates, or so many where no rate learns by one."""
     if learned_layers(network):
-        return {"estimator": settings.estimator}
+        return {"estimator": settings.estimator, "coupled": True}
     return {"masks": METHODS[settings.method].masks}
 
 

@@ -68,7 +68,8 @@ class CommonDropout2d(nn.Module):
         if not self.training or not self.rate:
             return None
         keep = 1 - self.rate
-        return torch.empty((len(x), channels), dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
+        # From uniforms: a call of bernoulli_ would be a dropout whose rate is to be learned.
+        return (torch.rand((len(x), channels), device=x.device) < keep).to(x.dtype).div_(keep)
 
     def extra_repr(self) -> str:
         return f"p={self.rate}"

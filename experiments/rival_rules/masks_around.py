@@ -9,11 +9,12 @@ from torch import Tensor
 from experiments.rival_rules.responding import RespondingDropout
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["MasksAround", "Widths"]
 
 
-class MasksAround:
+class MasksAround(Drawer):
     """The offsets of one pass, drawn when the first layer shows how many examples there are.
 
     Args:
@@ -73,16 +74,12 @@ class MasksAround:
         self._layers.append(layer)
 
     # As a Drawer: masks at the shifted rates.
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
-        if id(layer.logit) in self.silent:
-            if self.masks == 1:
-                return None
-            return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
+    def draws(self, layer: NoiseLayer) -> bool:
+        return id(layer.logit) not in self.silent
+
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         self.shift(layer, shape[layer.batch_dim])
         return layer.draw(self.masks, shape, x, self.generator)
-
-    def seen(self, use: int, x: Tensor) -> None:
-        pass
 
     # As a MaskSource: no masks, but the offsets.
     def mask(self, layer: NoiseLayer, x: Tensor) -> None:

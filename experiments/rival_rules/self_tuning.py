@@ -253,7 +253,8 @@ class SelfTuning:
         with eval_mode(self.model), torch.no_grad():
             fresh = losses_at(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        self.measurements.add_shift(evaluation.all_reduce(shift_sums(fresh, held_out)))
+        found = evaluation.all_reduce(shift_sums(fresh, held_out))
+        self.measurements.shift_sums = self.measurements.shift_sums.to(found) + found
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
         around = self._around(0.0)

@@ -6,6 +6,7 @@ their own that steps whenever the module's optimiser does. So no optimiser or sc
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
 from lbdrop.objective import Objective
-from lbdrop.rules.rule import HeldOutRule, Rule
+from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -97,6 +98,11 @@ class LearnedRates(Callback):
         self.objective = self._make_objective(trainer, pl_module)
         if "objective" in self._saved:
             self.objective.load_state_dict(self._saved["objective"])
+        elif self._saved and isinstance(self.objective.rule, StatefulRule):
+            warnings.warn(
+                "checkpoint: want the state of the rule, got none, as from an earlier version of lbdrop; the rule begins anew",
+                stacklevel=2,
+            )
         self._wrap(pl_module)
         if self.rate_lr is None:
             return

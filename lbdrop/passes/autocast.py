@@ -5,17 +5,16 @@
 arguments of the whole function are cast, by torch's own list for the device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lbdrop._torch import any_autocast_enabled, autocast_disabled, autocast_operations, is_batched
+from lbdrop._torch import any_autocast_enabled, autocast_disabled, autocast_operations, is_batched, transparent
 
 __all__ = ["lane_autocast"]
 
@@ -58,9 +57,9 @@ class _LaneAutocast(TorchFunctionMode):
         device = next((t.device.type for t in _tensors(args, kwargs) if is_batched(t)), None)
         if device is None or not torch.is_autocast_enabled(device):
             return func(*args, **kwargs)
-        if (transparent := _transparent(func)) is not None:
+        if (inside := transparent(func)) is not None:
             with self:
-                return transparent(*args, **kwargs)
+                return inside(*args, **kwargs)
         name = _registered_name(getattr(func, "__name__", ""), device)
         if name is None:
             return func(*args, **kwargs)
@@ -86,29 +85,6 @@ def _registered_name(name: str, device: str) -> str | None:
 @cache
 def _registered(device: str) -> set[str]:
     return autocast_operations(device)
-
-
-@cache
-def _transparent(func: Any) -> Callable[..., Any] | None:
-    """Of a function written in Python, such as ``F.softmax``, a copy whose inner calls reach a mode one by one.
-
-    Such a function first asks ``has_torch_function``, and hands itself over whole if so; in the copy the answer is no.
-    """
-    if not isinstance(func, FunctionType):
-        return None
-    questions = {name for name in func.__code__.co_names if name.startswith("has_torch_function")} & set(
-        func.__globals__
-    )
-    if not questions:
-        return None
-    names = func.__globals__ | dict.fromkeys(questions, _never)
-    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
-def _never(*_: object) -> bool:
-    return False
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.guards.checkpointing import refuse_checkpoint
 from lbdrop.masks import use_in
 from lbdrop.passes.autocast import lane_autocast
-from lbdrop.passes.drawer import Drawer, draw_all
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["run_lanes"]
 
@@ -47,11 +47,13 @@ class _LaneMasks:
         self.grad_enabled = torch.is_grad_enabled()
         self.lane: Tensor
 
-    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         refuse_checkpoint(self.grad_enabled)
         self.reached.add(layer)
+        if not self.drawer.draws(layer):
+            return None
         shape = layer.mask_shape(x)
-        return _LaneMask.apply(self.lane, x.detach(), lambda inputs: draw_all(self.drawer, layer, shape, inputs))
+        return _LaneMask.apply(self.lane, x.detach(), lambda inputs: self.drawer.draw(layer, shape, inputs))
 
 
 class _LaneMask(torch.autograd.Function):

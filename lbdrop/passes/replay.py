@@ -19,7 +19,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
 from lbdrop.masks import use_in
-from lbdrop.passes.drawer import Drawer, draw_all
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["run_replay"]
 
@@ -58,13 +58,15 @@ class _PassMasks:
         self.index, self.uses = index, 0
         self.tape.begin()
 
-    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
+    def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         with self.tape.paused():
             refuse_checkpoint(self.grad_enabled)
             self.reached.add(layer)
+            if not self.drawer.draws(layer):
+                return None
             use, self.uses = self.uses, self.uses + 1
             if use == len(self.stacks):
-                self.stacks.append(draw_all(self.drawer, layer, layer.mask_shape(x), x.detach()))
+                self.stacks.append(self.drawer.draw(layer, layer.mask_shape(x), x.detach()))
             else:
                 self.drawer.seen(use, x.detach())
             mask = self.stacks[use][self.index]

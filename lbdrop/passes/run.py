@@ -97,5 +97,6 @@ class _OneMask:
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         refuse_checkpoint(self.grad_enabled)
         self.reached.add(layer)
-        masks = self.drawer.draw(layer, layer.mask_shape(x), x.detach())
-        return None if masks is None else masks[0]
+        if not self.drawer.draws(layer):
+            return None
+        return self.drawer.draw(layer, layer.mask_shape(x), x.detach())[0]

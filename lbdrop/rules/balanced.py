@@ -23,6 +23,7 @@ fifths of the run rates stay what they are, very small ones are off, and the hel
 """
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ class Constants:
     min_rate: float = 0.001
     max_rate: float = 0.7
     off_below_rate: float = 0.02
-    """Rates below this are off when rates are frozen."""
+    """Smaller rates are off when rates are frozen."""
     z_too_costly: float = 2.0
     """How many standard errors the cost has to be above the gap, at the end of warm-up, for dropout to be switched off."""
     every: int = 8
@@ -146,8 +147,14 @@ class Balanced:
             self.held_out.count()
         self.first_epoch = FirstEpoch(self.held_out, examples, self.frozen_after, c.shift_steps)
         self.moving = [rate for rate, logit in enumerate(self.logits) if logit.requires_grad]
-        for logit in (self.logits[rate] for rate in self.moving):
-            logit.data.fill_(logit_of(start))
+        for rate in self.moving:
+            self.logits[rate].data.fill_(logit_of(start))
+        if not self.moving:
+            warnings.warn(
+                "balanced rates: want some to move, got logits that all require no gradient, as after an earlier run: rates"
+                " stay as they are; call requires_grad_(True) on them first to learn them anew",
+                stacklevel=2,
+            )
         # The state of a run.
         self.step, self.judged, self.done = 0, False, not self.moving
         self.off: list[int] = []
@@ -172,32 +179,28 @@ class Balanced:
             "step": self.step, "judged": self.judged, "frozen": self.done, "off": list(self.off),
             # As in the model's state: a rule made after that was loaded has put them back to where they start.
             "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving},
-            "measurements": self.measurements.state_dict(),
+            "measurements": self.measurements.state_dict(), "held_out": self.held_out.state_dict(),
             "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()},
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        rates, units = state["measurements"]["alone"].shape[1], set(state["unit_costs"])
-        if rates != len(self.logits) or units != set(self.unit_costs):
+        saved = len(state["measurements"]["alone"][0]), [*state["logits"]], [*state["unit_costs"]]
+        if saved != (len(self.logits), self.moving, [*self.unit_costs]):
             raise DropoutError(
-                f"state: want that of {len(self.logits)} rates, {len(self.unit_costs)} of them with several units, got"
-                f" {rates} and {len(units)}; convert the model with the settings of the saved run"
-            )
-        if list(state["logits"]) != self.moving:
-            raise DropoutError(
-                f"state: want that of a run that moves the rates {self.moving}, got {list(state['logits'])}; set"
-                " requires_grad of the logits as at the start of the saved run, then make the objective"
+                f"state: want that of {len(self.logits)} rates of which {self.moving} move, {[*self.unit_costs]} with several"
+                f" units, got {saved[0]}, {saved[1]} and {saved[2]}; convert the model and set requires_grad of its logits"
+                " as for the saved run, then make the objective"
             )
         self.step, self.judged, self.done, self.off = state["step"], state["judged"], state["frozen"], [*state["off"]]
         for rate, logit in state["logits"].items():
             self.logits[rate].data.copy_(logit)
         self.measurements.load_state_dict(state["measurements"])
+        self.held_out.load_state_dict(state["held_out"])
         for rate, costs in self.unit_costs.items():
             costs.load_state_dict(state["unit_costs"][rate])
         self._follow_phase()
 
     def restart(self) -> None:
-        """Start the held-out data anew, as at the start of an epoch: a resumed run then sees the same batches."""
         self.held_out.restart()
 
     # ------------------------------------------------------------------------------------------------------ one step
@@ -224,7 +227,8 @@ class Balanced:
             if too_costly:
                 self._freeze(self.moving)
         if self.step >= self.frozen_after and self.phase != "frozen":
-            self._freeze([rate for rate in self.moving if self._is_tiny(rate)])
+            tiny = logit_of(CONSTANTS.off_below_rate)
+            self._freeze([rate for rate in self.moving if bool((self._level(rate) > tiny).all())])
         return expected
 
     def _noisy_loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
@@ -247,8 +251,8 @@ class Balanced:
         batch = self.held_out.ahead(self.step - self.first_epoch.last().start)
         with eval_mode(self.model), torch.no_grad():
             fresh = losses_at(evaluation, self.logits, self.generator)
-        sums = shift_sums(fresh, self._held_out_losses(evaluation, batch))
-        self.measurements.add_shift(evaluation.all_reduce(sums))
+        found = shift_sums(fresh, self._held_out_losses(evaluation, batch))
+        self.measurements.shift_sums = self.measurements.shift_sums.to(found) + evaluation.all_reduce(found)
 
     # ----------------------------------------------------------------------------------------------- one measurement
 
@@ -335,9 +339,6 @@ class Balanced:
         above = cost.value > gap.clamp(min=0) + CONSTANTS.z_too_costly * error
         self.judged, too_costly = torch.stack([self.measurements.enough, above]).tolist()
         return self.judged and too_costly
-
-    def _is_tiny(self, rate: int) -> bool:
-        return bool((self._level(rate) > logit_of(CONSTANTS.off_below_rate)).all())
 
     def _freeze(self, off: list[int]) -> None:
         """No rate moves any more, and these are off."""

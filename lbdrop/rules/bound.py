@@ -59,7 +59,8 @@ class Bound:
     def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
         units = layer.units or layer.width
         assert units is not None, "the KL is asked for after a forward pass"
-        norms = [norms_fed_by(layer, consumer, units) for consumer in self.consumers.get(name, [])]
+        consumers = [] if layer.examples else self.consumers.get(name, [])  # a dropped example switches no weight off
+        norms = [norms_fed_by(layer, consumer, units) for consumer in consumers]
         if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
             return mask_kl(layer, None, units, self.s, self.prior_keep)
         total = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)

@@ -42,6 +42,8 @@ def default_rule(
 def refuse_unused_arguments(model: nn.Module, rule: Rule | None, **arguments: Any) -> None:
     """An error about an argument that would change nothing; ``None`` stands for one that was not given."""
     given = {name for name, value in arguments.items() if value is not None}
+    if (masks := arguments.get("masks")) is not None and masks < 1:
+        raise DropoutError(f"masks: want at least 1, got {masks}")
     if rule is not None and (unused := given & {"held_out", "steps", "examples"}):
         name = sorted(unused)[0]
         why = "a rule of its own has its own held-out data" if name == "held_out" else f"give {name} to the rule"
@@ -61,5 +63,7 @@ def refuse_unused_arguments(model: nn.Module, rule: Rule | None, **arguments: An
         raise DropoutError(
             "masks: want it where no rate learns by an estimator, got learned dropouts; say estimator='rloo-8'"
         )
+    if "coupled" in given and not learned:
+        raise DropoutError("coupled: want it with learned Bernoulli dropouts, got a model without; leave it out")
     if "estimator" in given and not learned:
         raise DropoutError("estimator: want it with learned Bernoulli dropouts, got a model without; leave it out")

@@ -31,6 +31,8 @@ class HeldOut:
     def __init__(self, batches: Iterable[Any], like: Tensor):
         self.batches, self.like = batches, like
         self._count = 0
+        # How many examples have joined training, and how many are due, with a fraction.
+        self._released, self._due = 0, 0.0
         self.restart()
 
     def count(self) -> None:
@@ -57,11 +59,19 @@ class HeldOut:
             return math.inf
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start anew, as at the start of an epoch: a resumed run then sees the same batches. Released examples go on."""
         self._stream = self._endless()
         self._queue: list[tuple[Any, ...]] = []
-        # How many examples are due for training, with a fraction; a batch of them, and how many of it have been used.
-        self._due, self._rest, self._used = 0.0, [], 0
+        # A batch of examples for training, and how many of it have been used; how many were used before the restart.
+        self._rest, self._used = [], 0
+        self._skip = self._released % self._count if self._count else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"released": self._released, "due": self._due}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._released, self._due = state["released"], state["due"]
+        self.restart()
 
     def next(self) -> tuple[Any, ...]:
         """The next batch, as what a loss function is called with."""
@@ -101,10 +111,15 @@ class HeldOut:
 
     def _take(self, count: int, form: Any) -> list[Tensor]:
         """So many examples, as the leaves of a batch of this form."""
+        self._released += count
         while not self._rest or _size(self._rest) - self._used < count:
             more, its_form = _flat(self.next())
             if its_form != form:
                 raise TypeError(f"{len(more)} tensors in another structure than those of training")
+            if self._skip >= _size(more):
+                self._skip -= _size(more)
+                continue
+            more, self._skip = [leaf[self._skip :] for leaf in more], 0
             if self._rest:
                 more = [torch.cat((old[self._used :], new)) for old, new in zip(self._rest, more, strict=True)]
             self._rest, self._used = more, 0

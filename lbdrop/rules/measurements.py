@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.evaluation import Evaluation
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["MasksAt", "Mean", "Measurements", "losses_at", "shift_sums", "sums_of"]
 
@@ -36,11 +37,11 @@ class Mean(NamedTuple):
     error: Tensor
 
 
-class MasksAt:
+class MasksAt(Drawer):
     """Draws masks at the present rates; no mask where a rate is silent.
 
     Args:
-        silent: rates without noise: there every mask is its mean.
+        silent: rates without noise: their layers run the deterministic pass.
         masks: masks to draw for each example.
         generator: draws them.
     """
@@ -48,18 +49,11 @@ class MasksAt:
     def __init__(self, silent: Sequence[Tensor] = (), masks: int = 1, generator: torch.Generator | None = None):
         self.silent, self.masks, self.generator = {id(rate) for rate in silent}, masks, generator
 
-    def begin(self) -> None:
-        pass
+    def draws(self, layer: NoiseLayer) -> bool:
+        return id(layer.logit) not in self.silent
 
-    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
-        if id(layer.logit) not in self.silent:
-            return layer.draw(self.masks, shape, x, self.generator)
-        if self.masks == 1:
-            return None
-        return layer.spread(layer.keep.detach(), len(shape)).to(x.dtype).expand(self.masks, *shape)
-
-    def seen(self, use: int, x: Tensor) -> None:
-        pass
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        return layer.draw(self.masks, shape, x, self.generator)
 
 
 def losses_at(
@@ -110,9 +104,6 @@ class Measurements:
         # A measurement that is not finite would stay in the sums for ever.
         self.sums = torch.where(finite, sums + keep * self.sums, self.sums)
         self.alone = torch.where(finite, updated, self.alone)
-
-    def add_shift(self, sums: Float[Tensor, "3"]) -> None:
-        self.shift_sums = self.shift_sums.to(sums) + sums
 
     @property
     def enough(self) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.evaluation import Evaluation
+from lbdrop.passes.drawer import Drawer
 
 __all__ = ["UnitCosts", "unit_costs"]
 
@@ -78,12 +79,11 @@ def unit_costs(
     return losses.detach(), [found[id(logit)] for logit in logits]
 
 
-class _Means:
+class _Means(Drawer):
     """As a drawer: every mask is its mean; those of some rates have a gradient."""
 
     def __init__(self, logits: Sequence[Tensor]):
         self.logits = {id(logit) for logit in logits}
-        self.generator: torch.Generator | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -95,6 +95,3 @@ class _Means:
             mask = mask.clone().requires_grad_()
             self.drawn.append((layer, mask))
         return mask
-
-    def seen(self, use: int, x: Tensor) -> None:
-        pass

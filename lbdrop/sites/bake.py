@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from lbdrop._torch import children_of, has_forward_pre_hooks, parameters_of, uncompiled
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.sites import huggingface
 from lbdrop.sites.attention import LearnableAttention
-from lbdrop.sites.convert import Inserted, replace_modules
+from lbdrop.sites.convert import replace_modules
+from lbdrop.sites.draws import NAME, forget_draws
 from lbdrop.sites.graph import HOMOGENEOUS, Neighbours, neighbours
 from lbdrop.sites.lora import GatedRanks
+from lbdrop.sites.modules import Inserted
 from lbdrop.sites.recurrent import LearnableRecurrent
 
 __all__ = ["bake"]
@@ -50,8 +51,8 @@ def fold(model: Any, gains: dict[str, Tensor]) -> Any:
     wrapped = {id(inner) for module in model.modules() if isinstance(module, WRAPPERS) for inner in module.modules()}
     new: dict[str, nn.Module] = {}
     for name, gain in gains.items():
-        if id(model.get_submodule(name)) in wrapped or name.endswith("learned_attention_dropout"):
-            continue  # its wrapper folds it
+        if id(model.get_submodule(name)) in wrapped or f".{NAME}." in f".{name}":
+            continue  # its wrapper folds it; a draw inside of a forward has no weight to fold it into
         new[name] = nn.Identity()
         if (gain != 1).any() and not _fold_into_neighbours(model, beside[name], gain):
             new[name] = _diagonal(name, model, gain)
@@ -63,7 +64,7 @@ def unwrap(model: Any) -> Any:
     plain = {name: module.plain() for name, module in model.named_modules() if isinstance(module, WRAPPERS)}
     model = replace_modules(model, plain)
     model = replace_modules(model, {n: m[0] for n, m in model.named_modules() if isinstance(m, Inserted)})
-    huggingface.unroute_attention(model)
+    forget_draws(model)
     return model
 
 

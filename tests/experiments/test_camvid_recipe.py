@@ -267,7 +267,7 @@ def test_step_makes_no_tensor_from_host_numbers(method: str, monkeypatch: pytest
     settings = replace(SMALL, method=method)
     network = recipes.build(settings)
     rule = Bound(network, 6, prior_keep=settings.prior_keep, weight=settings.kl_weight)
-    objective = Objective(network, rule, coupled=True, check=False, **recipes.draws(settings, network))
+    objective = Objective(network, rule, check=False, **recipes.draws(settings, network))
     schedule = segment.SegmentationSchedule(1, 1e-3, 1e-3, optimizer="muon")
     module = segment.Segmenter(network, objective, schedule, 2, 0)
     optimizers = module.configure_optimizers()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lbdrop import Bound, LearnableDropout, Objective, masks, predict
 from lbdrop.dropout import learned_layers
 from lbdrop.passes import run as passes
+from lbdrop.passes.drawer import Drawer
 from lbdrop.rules.measurements import MasksAt
 
 
@@ -83,20 +84,14 @@ class Penalised(Skip):
 MODELS: list[Callable[[], Skip]] = [Skip, InPlace, Branching, Recurrent, Normed, Penalised]
 
 
-class FixedMasks:
+class FixedMasks(Drawer):
     """A drawer whose masks are made beforehand."""
-
-    generator: torch.Generator | None = None
 
     def __init__(self, stack: Tensor):
         self.stack = stack
 
-    def begin(self) -> None: ...
-
     def draw(self, layer: LearnableDropout, shape: tuple[int, ...], x: Tensor) -> Tensor:
         return self.stack
-
-    def seen(self, use: int, x: Tensor) -> None: ...
 
 
 @pytest.mark.parametrize("scale", ["inverted", "none", "alpha"])

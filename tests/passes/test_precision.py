@@ -17,6 +17,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.passes import autocast as precision
 from lbdrop.passes import run as passes
 from lbdrop.passes.autocast import lane_autocast
+from lbdrop.passes.drawer import Drawer
 from lbdrop.recommend.response import Response
 from lbdrop.sites.lora import GatedRanks
 
@@ -81,10 +82,8 @@ def lanes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "run_replay", refuse)
 
 
-class RecordingDrawer:
+class RecordingDrawer(Drawer):
     """Draws masks and keeps them, so that a loop of passes can use the same ones."""
-
-    generator: torch.Generator | None = None
 
     def __init__(self, count: int):
         self.count, self.stacks = count, list[Tensor]()
@@ -96,8 +95,6 @@ class RecordingDrawer:
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         self.stacks.append(layer.draw(self.count, shape, x, None))
         return self.stacks[-1]
-
-    def seen(self, use: int, x: Tensor) -> None: ...
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
         self.use += 1

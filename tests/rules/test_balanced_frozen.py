@@ -143,11 +143,15 @@ def test_state_of_another_rule_or_conversion_is_refused() -> None:
     with pytest.raises(DropoutError, match="with the rule Balanced, got another kind of state"):
         objective.load_state_dict(model.state_dict())
     other = nn.Sequential(lbdrop.LearnableDropout(4), nn.Linear(4, 3))
-    with pytest.raises(DropoutError, match="want that of 2 rates, 0 of them with several units, got 1 and 1"):
+    with pytest.raises(
+        DropoutError,
+        match=r"want that of 2 rates of which \[0, 1\] move, \[\] with several units, got 1, \[0\] and \[0\]",
+    ):
         objective.load_state_dict(Objective(other, held_out=[(x, y)], steps=100).state_dict())
     model[0].logit.requires_grad_(False)  # as rates of a model are whose run has ended
     with pytest.raises(
-        DropoutError, match=r"want that of a run that moves the rates \[1\], got \[0, 1\]; set requires_grad"
+        DropoutError,
+        match=r"want that of 2 rates of which \[1\] move, .* got 2, \[0, 1\] and \[\]; convert the model and set requires_grad",
     ):
         Objective(model, held_out=[(x, y)], steps=100).load_state_dict(objective.state_dict())
 

@@ -27,13 +27,6 @@ class Fused(nn.Module):
         return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1 if self.training else 0.0)
 
 
-class DropPath(nn.Module):
-    drop_prob = 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 def hidden_dropout(x: Tensor) -> Tensor:
     return F.dropout(x, 0.5, training=True)
 
@@ -49,22 +42,41 @@ class Hidden(nn.Module):
         return hidden_dropout(self.drop(self.fc(x)))
 
 
-@pytest.mark.parametrize(
-    ("inside", "named"),
-    [
-        (Functional, r"0 \(Functional, line \d+: F.dropout\)"),
-        (Fused, "scaled_dot_product_attention"),
-        (DropPath, r"0 \(DropPath\)"),
-    ],
-)
-def test_unreachable_dropout_is_named_and_the_model_left_alone(inside, named: str) -> None:
-    net = nn.Sequential(inside(), nn.Linear(3, 3), nn.Dropout(0.1))
-    with pytest.raises(DropoutError, match=named):
+def test_functional_dropout_without_an_example_is_an_error_at_the_first_step() -> None:
+    net = lbdrop.convert(nn.Sequential(Functional(), nn.Linear(3, 3)), verbose=False)
+
+    def losses(m: nn.Module) -> Tensor:
+        return m(torch.randn(5, 4, 3)).sum((1, 2))
+
+    with pytest.raises(
+        DropoutError, match=r"drops out inside a function: \['dropout\(p=0.3\)'\].* convert it with example=x"
+    ):
+        Objective(net, examples=5)(losses)
+    with pytest.warns(UserWarning, match="drops out inside a function"):
+        Objective(net, examples=5, unreached="warn")(losses).backward()
+
+
+def test_module_that_draws_in_a_function_is_named_and_an_example_reaches_it() -> None:
+    net = nn.Sequential(Fused(), nn.Linear(3, 3), nn.Dropout(0.1))
+    with pytest.raises(DropoutError, match=r"\['0 \(Fused\)'\].* convert it with example=x"):
         lbdrop.convert(net)
     assert isinstance(net[2], nn.Dropout)
-    with pytest.warns(UserWarning, match=named):
-        lbdrop.convert(net, unreached="warn", verbose=False)
-    assert isinstance(net[2], LearnableDropout)
+    lbdrop.convert(net, example=torch.randn(2, 4, 3), verbose=False)
+    assert [*lbdrop.dropout.learned_layers(net)] == ["0.learned_draws.attention0", "2"]
+
+
+class FunctionalAlone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.fc(x), 0.3, training=self.training)
+
+
+def test_model_with_dropout_in_functions_alone_asks_for_an_example() -> None:
+    with pytest.raises(DropoutError, match="if its dropout is in a function, pass example=x"):
+        lbdrop.convert(FunctionalAlone())
 
 
 def test_functional_dropout_hidden_from_the_source_is_an_error_at_the_first_step() -> None:
@@ -85,17 +97,43 @@ class SpatialDropout(nn.Dropout2d):
         return super().forward(x.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
 
 
-class StochasticDepth(nn.Module):
-    p = 0.2
+class BatchDepth(nn.Module):
+    """One draw for a whole batch: no mask of an example."""
+
+    drop_prob = 0.2
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return x * torch.rand(()).gt(self.drop_prob) / (1 - self.drop_prob) if self.training else x
 
 
-@pytest.mark.parametrize("kind", [SpatialDropout, StochasticDepth])
-def test_modules_that_only_look_like_a_dropout_of_torch_are_named(kind) -> None:
+class BlockDropout(nn.Module):
+    """Neighbours are dropped together, as by DropBlock."""
+
+    drop_prob = 0.2
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = torch.rand(len(x), 1, *x.shape[2:], device=x.device).gt(self.drop_prob)
+        return x * kept / (1 - self.drop_prob)
+
+
+class UnscaledDropout(nn.Module):
+    drop_prob = 0.2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape).gt(self.drop_prob) if self.training else x
+
+
+@pytest.mark.parametrize("kind", [SpatialDropout, BatchDepth, BlockDropout, UnscaledDropout])
+def test_modules_that_drop_in_another_way_than_ours_are_named_and_the_model_left_alone(kind) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), kind())
     with pytest.raises(DropoutError, match=kind.__name__):
-        lbdrop.convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), kind()))
+        lbdrop.convert(net)
+    assert isinstance(net[1], nn.Dropout)
+    with pytest.warns(UserWarning, match=kind.__name__):
+        lbdrop.convert(net, unreached="warn", verbose=False)
+    assert isinstance(net[1], LearnableDropout)
 
 
 class Clean(nn.Module):

@@ -34,7 +34,7 @@ def measured(
         sums = sums_of(plain, noisy, held_out.expand(7), ODDS)
         found.add(sums, [0], torch.zeros(2, 1, dtype=torch.float64), keep=1.0, keep_alone=1.0)
     for _ in range(5):
-        found.add_shift(shift_sums(plain, plain + shift))
+        found.shift_sums = found.shift_sums + shift_sums(plain, plain + shift)
     return found
 
 

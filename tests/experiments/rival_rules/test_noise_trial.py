@@ -138,7 +138,7 @@ def test_rates_start_without_the_shift_that_held_out_data_had_before_training() 
     def started(*shares: float) -> float:
         measurements = Measurements(1)
         for share in shares:
-            measurements.add_shift(shift_sums(plain, plain + share * gap))
+            measurements.shift_sums = measurements.shift_sums + shift_sums(plain, plain + share * gap)
         return start_rate(found, [True], measurements.shift())
 
     assert started(-1, 1.5, -1, 1.5) == without  # of either sign: chance

@@ -1,0 +1,265 @@
+"""Draws inside of functions: each has a learned rate, by the right gradient, and nothing else of the model changes."""
+
+import copy
+import io
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lbdrop
+from lbdrop import DropoutError, Objective, masks, predict
+from lbdrop.dropout import learned_layers
+
+
+class Residual(nn.Module):
+    """A branch under stochastic depth, written as timm and torchvision write it."""
+
+    def __init__(self, rate: float = 0.3):
+        super().__init__()
+        self.fc, self.rate = nn.Linear(2, 2), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = torch.tanh(self.fc(x))
+        kept = x.new_empty((len(x), 1)).bernoulli_(1 - self.rate) if self.training else x.new_ones((len(x), 1))
+        return x + branch * (kept / (1 - self.rate) if self.training else kept)
+
+
+class DropPath(nn.Module):
+    def __init__(self, rate: float):
+        super().__init__()
+        self.drop_prob = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = x.new_empty((len(x), *[1] * (x.dim() - 1))).bernoulli_(1 - self.drop_prob)
+        return x * kept / (1 - self.drop_prob)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.path = nn.ModuleList(DropPath(0.1 * (i + 1)) for i in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for fc, path in zip(self.fc, self.path, strict=True):
+            x = x + path(torch.tanh(fc(x)))
+        return x
+
+
+class Attention(nn.Module):
+    """Scores with a bias of positions, as in T5, through the fused function or by hand."""
+
+    def __init__(self, fused: bool):
+        super().__init__()
+        self.qkv, self.bias, self.fused = nn.Linear(2, 6), nn.Parameter(torch.randn(2, 2)), fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each[:, None] for each in self.qkv(x).chunk(3, -1))
+        if self.fused:
+            rate = 0.4 if self.training else 0.0
+            return F.scaled_dot_product_attention(q, k, v, self.bias[None, None], dropout_p=rate)[:, 0]
+        weights = torch.softmax(q @ k.transpose(-2, -1) * 2**-0.5 + self.bias, -1)
+        return (F.dropout(weights, 0.4, self.training) @ v)[:, 0]
+
+
+class Windows(nn.Module):
+    """Examples are cut in two windows each, which go along the batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = torch.tanh(self.fc(x.view(-1, 2, 2).flatten(0, 1)))
+        return self.drop(windows).view(len(x), -1)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "bernoulli": (Residual, (2,)),
+    "path": (Deep, (2,)),
+    "attention": (lambda: Attention(True), (2, 2)),
+    "by hand": (lambda: Attention(False), (2, 2)),
+    "windows": (Windows, (4,)),
+}
+
+
+def made(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(3)
+    make, shape = CASES[name]
+    model, x = make(), torch.randn(3, *shape)
+    return lbdrop.convert(model, example=x, verbose=False).double(), x.double()
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x).flatten(1).sum(1) - 1).square()
+
+
+class Shapes:
+    """A source of masks that keep everything, and notes their shapes."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, tuple[int, ...]] = {}
+
+    def mask(self, layer: Any, x: Tensor) -> Tensor:
+        self.found[layer] = layer.mask_shape(x)
+        return torch.ones(layer.mask_shape(x), dtype=x.dtype)
+
+
+def exact(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The gradient of the expected mean loss by each rate, every mask of every example enumerated."""
+    layers = learned_layers(model)
+    total = torch.zeros((), dtype=torch.float64)
+    for row in x.split(1):
+        with masks.use(model, shapes := Shapes()):
+            model(row)
+        sizes = {name: shapes.found[layer] for name, layer in layers.items()}
+        count = sum(torch.Size(size).numel() for size in sizes.values())
+        for bits in itertools.product((0.0, 1.0), repeat=count):
+            given, chance, rest = {}, torch.ones((), dtype=torch.float64), torch.tensor(bits, dtype=torch.float64)
+            for name, size in sizes.items():
+                z, rest = rest[: torch.Size(size).numel()], rest[torch.Size(size).numel() :]
+                keep = layers[name].keep
+                chance = chance * torch.where(z > 0, keep, 1 - keep).prod()
+                given[name] = z.view(size)
+            with masks.fixed(model, given):
+                total = total + chance * losses(model, row).sum() / len(x)
+    return list(torch.autograd.grad(total, [layer.logit for layer in layers.values()]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_of_rates_is_that_of_all_masks_enumerated(name: str) -> None:
+    model, x = made(name)
+    expected, many = torch.stack(exact(model, x)), x.repeat(400, *[1] * (x.dim() - 1))
+    objective = Objective(model, lbdrop.Bound(model, 1, weight=0.0))
+    logits = [layer.logit for layer in learned_layers(model).values()]
+    draws = torch.stack([torch.stack(torch.autograd.grad(objective(losses, many), logits)) for _ in range(30)])
+    error = draws.std(0) / 30**0.5
+    assert bool((error < 0.2 * expected.abs().max()).all())  # else the test would say nothing
+    assert bool(((draws.mean(0) - expected).abs() < 4 * error).all())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_in_eval_mode_stay_and_predictions_vary(name: str) -> None:
+    make, shape = CASES[name]
+    torch.manual_seed(3)
+    model, x = make().eval(), torch.randn(4, *shape)
+    before = model(x)
+    assert torch.equal(lbdrop.convert(model, example=x, verbose=False)(x), before)
+    assert torch.equal(lbdrop.bake(model)(x), before)
+    if name != "bernoulli":  # which is drawn in training alone
+        assert float(predict(model, x, samples=8, kind="regression").variance.max()) > 0
+
+
+def test_draws_of_training_alone_are_an_error_in_prediction() -> None:
+    model, x = made("bernoulli")
+    with pytest.raises(DropoutError, match=r"never reached in a pass: \['learned_draws.mask0'\]"):
+        predict(model, x, kind="regression")
+
+
+def test_every_residual_branch_has_a_rate_of_its_own() -> None:
+    model, _ = made("path")
+    rates = {name: round(layer.p, 6) for name, layer in learned_layers(model).items()}
+    assert rates == {"path.0": 0.1, "path.1": 0.2, "path.2": 0.3}
+    assert "examples" in repr(model.path[0])
+
+
+@pytest.mark.parametrize("name", ["attention", "by hand"])
+def test_state_copies_and_pickles_are_those_of_a_plain_model(name: str) -> None:
+    model, x = made(name)
+    key = "learned_draws.attention0" if name == "attention" else "learned_draws.dropout0"
+    assert [*learned_layers(model)] == [key]
+    model.get_submodule(key).logit.data.fill_(1.5)
+    stored = io.BytesIO()
+    torch.save(model.state_dict(), stored)
+    stored.seek(0)
+    other, _ = made(name)
+    other.load_state_dict(torch.load(stored, weights_only=True))
+    for each in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.manual_seed(5)
+        again = each.train()(x)
+        torch.manual_seed(5)
+        assert torch.equal(again, model.train()(x))
+        assert each.get_submodule(key).p == pytest.approx(1 - torch.sigmoid(torch.tensor(1.5)).item())
+
+
+def test_rates_per_unit_of_attention_are_those_of_heads() -> None:
+    class Heads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.unflatten(-1, (3, 2)).transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, q, q, dropout_p=0.2 if self.training else 0.0)
+            return out.transpose(1, 2).flatten(2)
+
+    model = nn.Sequential(nn.Linear(6, 6), Heads())
+    x = torch.randn(4, 5, 6)
+    lbdrop.convert(model, example=x, per="unit", verbose=False)
+    assert learned_layers(model)["1.learned_draws.attention0"].units == 3
+    Objective(model, examples=9)(lambda m: m(x).flatten(1).square().mean(1)).backward()
+
+
+class Twice(nn.Module):
+    """A dropout that is always called, and one in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.fc(x), 0.2, self.training)
+        return F.dropout(x, 0.3) if self.training else x
+
+
+def test_calls_that_differ_between_training_and_evaluation_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), Twice()))
+    with pytest.raises(DropoutError, match=r"1\.1: want the same calls .* got dropout1 in training alone"):
+        lbdrop.convert(model, example=torch.randn(2, 3), verbose=False)
+    assert not learned_layers(model)
+
+
+def test_rate_of_zero_is_no_site() -> None:
+    class Off(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(F.scaled_dot_product_attention(x, x, x, dropout_p=0.0), p=0.0, training=self.training)
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), Off())
+    lbdrop.convert(model, example=torch.randn(2, 4, 3), verbose=False)
+    assert [*learned_layers(model)] == ["1"]
+
+
+def test_modules_that_are_never_called_are_left_out_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    class Dead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop, self.dead = nn.Linear(3, 3), nn.Dropout(0.2), nn.Dropout(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.fc(x))
+
+    model = lbdrop.convert(Dead(), example=torch.randn(2, 3))
+    assert [*learned_layers(model)] == ["drop"]
+    assert "left alone, never called: dead" in capsys.readouterr().out
+    Objective(model, examples=9)(lambda m: m(torch.randn(4, 3)).sum(1)).backward()
+
+
+def test_draw_that_no_site_reaches_is_named() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(x) + 0.1 * torch.randn_like(x)
+
+    model = nn.Sequential(nn.Linear(3, 3), Noisy())
+    with pytest.raises(DropoutError, match=r"draws at random outside of its dropouts: \['1 \(Noisy: randn_like"):
+        lbdrop.convert(model, example=torch.randn(2, 3), verbose=False)
+    assert isinstance(model[1].drop, nn.Dropout)
+    with pytest.warns(UserWarning, match="draws at random outside"):
+        lbdrop.convert(model, example=torch.randn(2, 3), unreached="warn", verbose=False)
