@@ -58,7 +58,7 @@ SMALL = {
 ELSEWHERE = {
     "faults": "tests/recommend/test_crashes.py::test_fit_and_score_survive_twenty_kills_each_bit_for_bit",
     "service": "tests/benchmarks/test_service_benchmark.py::"
-    "test_a_run_in_small_loses_nothing_and_records_rates_waits_and_memory",
+    "test_small_run_loses_no_answer_and_records_rates_waits_and_memory",
 }
 
 # The words of several lines, each behind a torchrun of its own on the page.

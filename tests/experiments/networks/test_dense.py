@@ -189,7 +189,7 @@ def test_transformed_functions_run_layer_by_layer() -> None:
 def test_triton_kernels_equal_the_steps_in_torch() -> None:
     """Interpreted, since a GPU is not at hand: in a process of its own, which decides that when Triton is imported."""
     script = Path(__file__).parents[2] / "helpers" / "dense_kernels.py"
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compared" in done.stdout
