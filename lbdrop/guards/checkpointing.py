@@ -15,7 +15,12 @@ from torch.utils import checkpoint
 from lbdrop._torch import inside_non_reentrant_checkpoint
 from lbdrop.errors import DropoutError
 
-__all__ = ["checkpoints_explained", "refuse_checkpoint"]
+__all__ = ["checkpoints_explained", "inside_checkpoint", "refuse_checkpoint"]
+
+
+def inside_checkpoint() -> bool:
+    """Whether the caller stands inside a checkpointed block."""
+    return _inside_reentrant_checkpoint() or inside_non_reentrant_checkpoint()
 
 
 def refuse_checkpoint(grad_enabled: bool) -> None:
@@ -24,7 +29,7 @@ def refuse_checkpoint(grad_enabled: bool) -> None:
     Args:
         grad_enabled: whether gradients were enabled when the pass began: reentrant checkpointing switches them off.
     """
-    if grad_enabled and (_inside_reentrant_checkpoint() or inside_non_reentrant_checkpoint()):
+    if grad_enabled and inside_checkpoint():
         raise DropoutError(
             "checkpoint: want no dropout of ours inside torch.utils.checkpoint where a step draws several masks or has its"
             " own generator, got one; the recomputed block would draw other masks, and all gradients would be wrong."

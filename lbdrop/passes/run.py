@@ -16,11 +16,11 @@ from lbdrop._torch import tree_map
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
+from lbdrop.guards.snapshot import Snapshot
 from lbdrop.masks import use_in
 from lbdrop.passes.drawer import Drawer
 from lbdrop.passes.lanes import run_lanes
 from lbdrop.passes.replay import run_replay
-from lbdrop.passes.snapshot import Snapshot
 
 __all__ = ["Drawer", "run"]
 

@@ -93,9 +93,12 @@ def convert(
                 draws = find_draws(model, shown.run, skip)
         except DropoutError:
             raise
-        except Exception:
+        except Exception as error:
             if example is not None:
-                raise
+                raise DropoutError(
+                    "example: want a batch that the model can be called with in training and in eval mode, got"
+                    f" {type(error).__name__}: {error}; pass one as in training, of two or more examples"
+                ) from error
             shown = None  # what the model offers as an example does not suit it
     sites += insertions(model, after)
     sites += gates(model, rank_gates) if rank_gates is not None else []
@@ -119,18 +122,18 @@ def convert(
     units |= {site.name: site.units for site in draws}
     maker = Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
-    old = {site.name: model.get_submodule(site.name) for site in sites}
+    originals = {id(new[site.name]): model.get_submodule(site.name) for site in sites}
     before = None if shown is None else _in_eval(model, shown.run)
     model = replace_modules(model, new)
-    answer_draws(model, draws, lambda site: maker.at(site)(**site.settings))
     try:
+        answer_draws(model, draws, lambda site: maker.at(site)(**site.settings))
         _share(model, share)
         if shown is not None:
             same = not after and scale == "inverted" and rank_gates is None  # else the outputs are meant to change
             _check(model, shown.run, before if same else None, unreached)
-    except DropoutError:
+    except BaseException:
         forget_draws(model, checked=False)
-        replace_modules(model, old)
+        _put(model, originals)  # not by name: a module that was put behind another has changed the names inside of that
         raise
     if verbose:
         _print_summary(model, idle, dead)
@@ -170,10 +173,18 @@ def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:
     replacements: dict[int, nn.Module] = {}
     for name, module in new.items():
         original = model.get_submodule(name)
-        module.train(original.training)
+        inside = set(original.modules())
+        for each in module.modules():
+            if each not in inside:  # those of the model keep their modes
+                each.training = original.training
         with suppress(StopIteration):
             module.to(next(model.parameters()).device)
         replacements[id(original)] = module
+    return _put(model, replacements)
+
+
+def _put(model: Any, replacements: Mapping[int, nn.Module]) -> Any:
+    """Put modules in the places of others, which are given by ``id``."""
     for parent in list(model.modules()):
         children = children_of(parent)
         for child_name, child in children.items():

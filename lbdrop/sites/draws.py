@@ -6,6 +6,7 @@ a draw stays the model's own: only the call itself is answered, and only from th
 
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from lbdrop._torch import remove_forward_hooks, transparent
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
+from lbdrop.guards.checkpointing import inside_checkpoint
 
 __all__ = ["NAME", "Draws", "Found", "answer_draws", "find_draws", "forget_draws", "innermost_module"]
 
@@ -74,7 +76,16 @@ def _dropout(func: Any, args: Any, kwargs: Any) -> Call:
         settings["unit_dim"] = 1  # the channels of a map, or the heads of attention
     if func in ALPHA:
         settings["scale"] = "alpha"
-    return Call("dropout", x, rate if on else 0.0, settings, lambda layer: layer(x))
+    in_place = bool(given.get("inplace")) or func is torch.dropout_
+
+    def answer(layer: NoiseLayer) -> Tensor:
+        if not in_place:
+            return layer(x)
+        before = x.clone()  # the gradient of the rate needs it
+        dropped = layer(before)
+        return x if dropped is before else x.copy_(dropped)
+
+    return Call("dropout", x, rate if on else 0.0, settings, answer)
 
 
 def _attention(func: Any, args: Any, kwargs: Any) -> Call:
@@ -83,7 +94,7 @@ def _attention(func: Any, args: Any, kwargs: Any) -> Call:
     x = given["query"]
 
     def answer(layer: NoiseLayer) -> Tensor:
-        if layer.source is None and not layer.training:
+        if layer.source is None and not layer.training and layer.scale != "none":
             return func(*args, **kwargs)
         return _attend(layer, **{name: value for name, value in given.items() if name != "dropout_p"})
 
@@ -111,7 +122,12 @@ def _attend(
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if boolean else scores + attn_mask
-    return layer(torch.softmax(scores, -1)) @ value
+        # As in torch's own, a query that may attend to nothing has weights of 0, not of NaN.
+        nothing = scores.isneginf().all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    else:
+        weights = torch.softmax(scores, -1)
+    return layer(weights) @ value
 
 
 def _bernoulli_(func: Any, args: Any, kwargs: Any) -> Call | None:
@@ -241,6 +257,7 @@ class _Answers(TorchFunctionMode):
         super().__init__()
         self.module, self.layers = module, dict(module.get_submodule(NAME).named_children())
         self.counts: Counter[str] = Counter()
+        self.outside_checkpoint = torch.is_grad_enabled() and not inside_checkpoint()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -254,9 +271,29 @@ class _Answers(TorchFunctionMode):
         call = call_of(func, args, kwargs)
         if call is None or innermost_module() is not self.module:
             return func(*args, **kwargs)
-        layer = self.layers.get(f"{call.kind}{self.counts[call.kind]}")
+        key = f"{call.kind}{self.counts[call.kind]}"
+        layer = self.layers.get(key)
         self.counts[call.kind] += 1
-        return call.answer(layer) if isinstance(layer, NoiseLayer) else func(*args, **kwargs)
+        if isinstance(layer, NoiseLayer):
+            self._check_checkpoint(layer)
+            return call.answer(layer)
+        if 0 < call.rate < 1:
+            warnings.warn(
+                f"{type(self.module).__name__}: want the draws that convert found, {sorted(self.layers)}, got also {key},"
+                f" which stays at its fixed rate {call.rate:g}; convert with an example that is as long as the longest batch",
+                stacklevel=2,
+            )
+        return func(*args, **kwargs)
+
+    def _check_checkpoint(self, layer: NoiseLayer) -> None:
+        """An error where a block of this module is checkpointed: when it runs again, nothing answers its draws."""
+        draws = layer.source is not None or layer.training
+        if draws and self.outside_checkpoint and inside_checkpoint():
+            raise DropoutError(
+                f"checkpoint: want no dropout inside a checkpointed function of a module, got one in"
+                f" {type(self.module).__name__}; the recomputed function would draw other masks, and all gradients would be"
+                " wrong. Checkpoint the call of the whole module, or the parts between its dropouts"
+            )
 
 
 _open = threading.local()
@@ -266,11 +303,13 @@ def _enter(module: nn.Module, _: Any) -> None:
     stack = vars(_open).setdefault("stack", [])
     exits = ExitStack()
     exits.enter_context(_Answers(module))
-    stack.append(exits)
+    stack.append((module, exits))
 
 
 def _leave(module: nn.Module, _: Any, output: Any) -> None:
-    _open.stack.pop().close()
+    stack = vars(_open).setdefault("stack", [])
+    if stack and stack[-1][0] is module:  # not where a hook before ours raised an error, so that nothing was opened
+        stack.pop()[1].close()
 
 
 def answer_draws(model: nn.Module, found: list[Found], make: Callable[[Found], NoiseLayer]) -> None:
@@ -282,7 +321,13 @@ def answer_draws(model: nn.Module, found: list[Found], make: Callable[[Found], N
             module.register_forward_pre_hook(_enter)
             module.register_forward_hook(_leave, always_call=True)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        module.get_submodule(NAME).add_module(site.key, make(site).to(device).train(module.training))
+        layer = make(site).to(device).train(module.training)
+        if site.key.startswith("mask") and layer.scale != "inverted":
+            raise DropoutError(
+                f"{site.name}: want scale='inverted' for a mask that the model draws and scales by itself, got"
+                f" {layer.scale!r}; convert with scale='inverted'"
+            )
+        module.get_submodule(NAME).add_module(site.key, layer)
 
 
 def forget_draws(model: nn.Module, checked: bool = True) -> None:

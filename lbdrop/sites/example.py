@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lbdrop._torch import OperationMode, tree_flatten
+from lbdrop.guards.snapshot import Snapshot
 from lbdrop.sites.draws import innermost_module
 
 __all__ = ["Example", "example_pass", "random_draws", "reached_modules", "same_outputs", "undisturbed"]
@@ -67,8 +68,8 @@ def _offered(model: nn.Module) -> Mapping[str, Tensor] | None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Buffers, modes and the random state are afterwards what they were."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Buffers, tensors that are attributes, modes and the random state are afterwards what they were."""
+    before = Snapshot(model)
     modes = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.is_cuda}
     try:
@@ -77,10 +78,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
+        before.restore()
 
 
 def reached_modules(model: nn.Module, run: Run) -> set[nn.Module]:

@@ -226,3 +226,63 @@ def test_models_that_cannot_be_converted_are_refused() -> None:
         lbdrop.convert(converted)
     with pytest.raises(DropoutError, match="want a module that returns one tensor"):
         lbdrop.convert(nn.Sequential(nn.LSTM(2, 2)), after=["0"])
+
+
+class Resting(nn.Module):
+    """A dropout beside a buffer that grows with its input, as tables of positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(2))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.table) < x.shape[1]:
+            self.table = torch.ones(x.shape[1])
+        return self.drop(x) * self.table[: x.shape[1]]
+
+
+def test_buffer_that_grows_in_the_example_is_put_back() -> None:
+    model = lbdrop.convert(Resting(), example=torch.randn(2, 5), verbose=False)
+    assert torch.equal(model.table, torch.ones(2))
+
+
+def test_error_of_the_model_leaves_it_as_it_was() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not isinstance(self.drop, nn.Dropout):
+                raise KeyError("mine")
+            return self.drop(x)
+
+    model = Picky()
+    with pytest.raises(KeyError, match="mine"):
+        lbdrop.convert(model, example=torch.randn(2, 5), verbose=False)
+    assert isinstance(model.drop, nn.Dropout)
+
+
+def test_error_restores_dropouts_inside_a_module_that_got_another_behind_it() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2)), nn.Linear(3, 3))
+    before = str(model)
+    with pytest.raises(DropoutError, match="share: want names"):
+        lbdrop.convert(model, after=["0"], share=[["nope"]], verbose=False)
+    assert str(model) == before
+
+
+def test_parts_in_another_mode_keep_it_where_a_dropout_is_put_behind_them() -> None:
+    part = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model = nn.Sequential(part, nn.Linear(3, 3))
+    part[1].eval()
+    lbdrop.convert(model, after=["0"], verbose=False)
+    assert [module.training for module in model[0].modules()] == [True, True, True, False, True]
+
+
+def test_example_that_is_too_small_to_train_on_is_an_error_of_ours() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.2))
+    with pytest.raises(
+        DropoutError, match="example: want a batch that the model can be called with in training .* two or more"
+    ):
+        lbdrop.convert(model, example=torch.zeros(1, 4), verbose=False)
