@@ -3,16 +3,10 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from helpers.documented import FENCED, PAGES, ROOT, name
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import lbdrop
+from helpers.documented import PAGES, ROOT, name
+from helpers.page import outputs, outputs_in_a_process
 
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
 
@@ -28,32 +22,31 @@ def code(path: Path) -> str:
     return "\n".join(lines)
 
 
-def preamble() -> dict[str, Any]:
-    """What the pages take as given."""
-    x, y = torch.randn(16, 64), torch.randint(0, 10, (16,))
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
-    return {"torch": torch, "nn": nn, "F": F, "lbdrop": lbdrop, "model": model, "x": x, "y": y,
-            "train": TensorDataset(x, y), "__name__": "page"}  # fmt: skip
-
-
 def shape(text: str) -> list[str]:
     """Words without their numbers, which differ between machines."""
     return re.sub(r"\d[\d.]*(?:e-?\d+)?", "0", text).split()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
+
+
+def check_outputs(found: list[tuple[str, str]]) -> None:
+    for said, shown in found:
+        assert shape(said) == shape(shown), said
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS], ids=name)
 def test_page_blocks_run_and_print_what_the_page_shows(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # what a page writes beside itself stays out of the checkout
-    names, said, text = preamble(), "", page.read_text()
-    for found in FENCED.finditer(text):
-        if found[1].strip() == "python":
-            above = "\n" * (text.count("\n", 0, found.start()) + 1)  # so that an error names the line of the page
-            exec(compile(above + found[2], str(page), "exec"), names)
-            said = capsys.readouterr().out
-        elif found[1].strip() == "text":
-            assert shape(said) == shape(found[2]), said
+    check_outputs(outputs(page))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", TUTORIALS, ids=name)
+def test_tutorial_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    check_outputs(outputs_in_a_process(page, tmp_path))
 
 
 def test_outputs_may_differ_in_numbers_alone() -> None:
