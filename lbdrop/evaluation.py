@@ -63,6 +63,8 @@ class Runner:
         self.first_pass = True
         self._layouts: dict[tuple[Any, ...], list[Layout] | None] = {}
         """Where examples are in each mask, by mode, loss and order of the layers; ``None`` where they are coupled."""
+        self._doubtful: dict[tuple[Any, ...], int] = {}
+        """Of those where some slopes were all 0, as behind weights that start at 0, how many steps have seen them."""
 
     def evaluate(self, losses: Losses, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
         """Losses under the estimator's masks; their backward pass gives weights and rates their gradients."""
@@ -140,9 +142,16 @@ class Runner:
             getattr(inspect.unwrap(losses), "__code__", None),
             tuple(use.layer for use in step.learned),
         )
-        if mode not in self._layouts:
+        if mode in self._doubtful:
+            self._doubtful[mode] += 1
+        # Looked at again in steps 2, 4, 8, …: slopes that are 0 at first do not stay so, or do not matter.
+        if mode not in self._layouts or _is_power_of_two(self._doubtful.get(mode, 0)):
             with checkpoints_explained():
-                found = _layouts(step, result)
+                found, certain = _layouts(step, result)
+            if certain:
+                self._doubtful.pop(mode, None)
+            else:
+                self._doubtful.setdefault(mode, 1)
             fits = all(result.shape[1] <= max(use.draw.z.shape[1:]) for use in step.learned)
             if found is None and not fits:
                 self._check_examples(step, result)
@@ -166,16 +175,23 @@ class Runner:
         return layouts is None
 
 
-def _layouts(step: Step, losses: Tensor) -> list[Layout] | None:
-    """Where each mask has the examples, by the slopes of the first and the last one; ``None`` where none is independent."""
+def _is_power_of_two(count: int) -> bool:
+    return count > 0 and count & (count - 1) == 0
+
+
+def _layouts(step: Step, losses: Tensor) -> tuple[list[Layout] | None, bool]:
+    """Where each mask has the examples, by slopes of some of them, and whether each slope told something.
+
+    No layouts, ``None``, where some examples are not independent.
+    """
     uses = [use for use in step.learned if use.stack.requires_grad]  # not those drawn under no_grad
     found = {id(use): use.layout for use in step.learned}
     if not uses or not losses.requires_grad:
-        return list(found.values())
+        return list(found.values()), True
     touched: list[list[Tensor]] = [[] for _ in uses]
-    for example in (0, losses.shape[1] - 1):
+    for group in _groups(losses.shape[1]):
         slopes = torch.autograd.grad(
-            losses[0, example], [use.stack for use in uses], retain_graph=True, allow_unused=True
+            losses[0, group].sum(), [use.stack for use in uses], retain_graph=True, allow_unused=True
         )
         for use, slope, seen in zip(uses, slopes, touched, strict=True):
             # A slope of NaN is 0 × ∞ of another example, and no coupling.
@@ -185,20 +201,26 @@ def _layouts(step: Step, losses: Tensor) -> list[Layout] | None:
         candidates = [Layout(axis, interleaved) for axis in axes for interleaved in (False, True)]
         fitting = [layout for layout in candidates if _separates(layout, seen, losses.shape[1])]
         if not fitting:
-            return None
+            return None, True
         found[id(use)] = fitting[0]
-    return list(found.values())
+    return list(found.values()), all(bool(slope.any()) for seen in touched for slope in seen)
+
+
+def _groups(examples: int) -> tuple[slice, ...]:
+    """The examples whose slopes are looked at: the first, the last, and every second, as ends of a graph may be alone."""
+    return slice(0, 1), slice(examples - 1, examples), slice(0, examples, 2)
 
 
 def _separates(layout: Layout, slopes: list[Tensor], examples: int) -> bool:
-    """Whether the first and the last example touch rows of their own alone."""
+    """Whether each group of examples touches rows of its own alone."""
     rows = slopes[0].shape[layout.axis]
     if rows % examples or (rows == examples and layout.interleaved):
         return False
-    owner = layout.spread(torch.arange(examples, device=slopes[0].device)[None], rows)[0]
-    for example, slope in zip((0, examples - 1), slopes, strict=True):
+    for group, slope in zip(_groups(examples), slopes, strict=True):
+        inside = torch.zeros(1, examples, dtype=torch.bool, device=slope.device)
+        inside[:, group] = True
         touched = slope.movedim(layout.axis, 0).flatten(1).ne(0).any(1)
-        if bool((touched & (owner != example)).any()):
+        if bool((touched & ~layout.spread(inside, rows)[0]).any()):
             return False
     return True
 
