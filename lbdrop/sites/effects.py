@@ -1,5 +1,6 @@
 """What a dropout that somebody else wrote drops, such as DropPath of stochastic depth: known by what it does to ones."""
 
+import copy
 import warnings
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,8 @@ class Effect(NamedTuple):
 
     rate: float
     drops: Literal["elements", "channels", "examples", "unknown"]
-    """Unknown: without scaling, with one draw for a whole batch, with draws that depend on each other, or no dropout."""
+    """Unknown: beside something else, without scaling, with one draw for a whole batch, with draws that depend on each other,
+    or no dropout."""
 
 
 def effect_of(module: nn.Module) -> Effect | None:
@@ -39,17 +41,35 @@ def effect_of(module: nn.Module) -> Effect | None:
         return None
     if any(module.children()) or module.state_dict():
         return None
-    training = module.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about shapes that this module was not made for
-            torch.manual_seed(0)
-            for shape in SHAPES:
-                if (passes := _passes(module, torch.ones(shape))) is not None:
-                    return _effect_in(*passes)
-            return None
-    finally:
-        module.train(training)
+        module = copy.deepcopy(module)  # it may count its calls, or move its rate with them
+    except Exception:
+        return None
+    found: list[Effect] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about shapes that this module was not made for
+        torch.default_generator.manual_seed(0)  # that of the CPU alone: those of other devices are not put back
+        for shape in SHAPES:
+            if (passes := _passes(module, torch.ones(shape))) is not None:
+                effect = _effect_in(*passes)
+                if effect is not None and not _is_identity(module, torch.randn(shape)):
+                    effect = Effect(effect.rate, "unknown") if effect.rate else None  # it does more than to drop
+                if effect is None:
+                    return None
+                found.append(effect)
+                if effect.rate:
+                    break
+    if len(found) > 1 and found[-1].rate:  # it drops some shapes alone
+        return Effect(0.5, "unknown")
+    return found[-1] if found else None
+
+
+def _is_identity(module: nn.Module, values: Tensor) -> bool:
+    """Whether a module does nothing in eval mode: ones alone would not show an activation in it, or a norm."""
+    try:
+        return torch.equal(module.eval()(values.clone()), values)
+    except Exception:  # it wants numbers like one
+        return False
 
 
 def _passes(module: nn.Module, ones: Tensor) -> tuple[Tensor, Tensor] | None:

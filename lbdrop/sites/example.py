@@ -97,19 +97,21 @@ def reached_modules(model: nn.Module, run: Run) -> set[nn.Module]:
 
 
 def same_outputs(before: Any, after: Any) -> bool:
-    """Whether two passes in eval mode computed the same, to 1e-5 of the largest number."""
+    """Whether two passes in eval mode computed the same, to 1e-5 of the largest finite number."""
     pairs = [
         each
         for each in zip(tree_flatten(before)[0], tree_flatten(after)[0], strict=True)
         if isinstance(each[0], Tensor)
     ]
     return all(
-        torch.allclose(
-            a.double(), b.double(), rtol=0, atol=1e-5 * float(a.double().abs().max()) + 1e-12, equal_nan=True
-        )
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=_tolerance(a), equal_nan=True)
         for a, b in pairs
         if a.is_floating_point() and a.numel()
     )
+
+
+def _tolerance(values: Tensor) -> float:
+    return 1e-5 * float(values.double().abs().nan_to_num(0.0, posinf=0.0).max()) + 1e-12
 
 
 class _RandomOperations(OperationMode):
