@@ -9,7 +9,7 @@ demo: .venv/.demo
 	$(BIN)/lbdrop demo
 
 test: lint types browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 check: test
 

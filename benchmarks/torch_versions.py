@@ -24,7 +24,16 @@ TESTS = ("tests/test_*.py", "tests/passes", "tests/guards", "tests/sites", "test
 """Tests of the core: other tests need torch only through it."""
 OF_SOURCES = "tests/test_architecture.py"
 """Reads sources, and runs nothing of torch."""
-REQUIREMENTS = ("setuptools>=77", "pytest>=8", "hypothesis", "beartype", "scikit-learn", "pandas", "pyarrow")
+REQUIREMENTS = (
+    "setuptools>=77",
+    "pytest>=8",
+    "pytest-xdist",
+    "hypothesis",
+    "beartype",
+    "scikit-learn",
+    "pandas",
+    "pyarrow",
+)
 EXTRAS = "vision,recommend,rivals,transformers"
 """The golden records and the sites use these."""
 VERSIONS = ["2.8.0", "2.15.0"]

@@ -228,19 +228,8 @@ def run(words: list[str], until_the_end: ExitStack, address: str | None) -> str 
     return address
 
 
-def starts_processes(page: Path) -> bool:
-    """Whether a command of this page is the service, or make."""
-    return any(words[0] == "make" or "serve" in words for words in commands(page))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.process] if starts_processes(page) else [], id=name(page))
-        for page in PAGES
-        if commands(page)
-    ],
-)
+@pytest.mark.process
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES if commands(page)])
 def test_page_commands_run_in_order(page: Path, folder: Path) -> None:
     address = None
     with ExitStack() as until_the_end:
