@@ -134,7 +134,7 @@ def _checksum(users: np.ndarray, items: np.ndarray) -> int:
 
 def summary(folder: Path) -> dict[str, int]:
     """The same of a prepared folder."""
-    from lbdrop.recommend.prepared import load_prepared
+    from lbdrop.recommend.data.prepared import load_prepared
 
     data = load_prepared(folder).interactions
     users, items = (
@@ -162,7 +162,7 @@ def measured(work: str, **arguments: Any) -> dict[str, float]:
 
 
 def prepare(source: str, out: str, min_item_users: int) -> None:
-    from lbdrop.recommend.prepare_own import prepare_files
+    from lbdrop.recommend.data.prepare_own import prepare_files
 
     prepare_files(source, out, at_least=2, min_item_users=min_item_users)
 
@@ -188,7 +188,7 @@ def score(model: Any, rows: Any, samples: int = 10) -> None:
     import torch
 
     from lbdrop.recommend import Rows
-    from lbdrop.recommend.scoring import best_items, scoring
+    from lbdrop.recommend.answer.scoring import best_items, scoring
 
     for best in best_items(scoring(model, samples, seed=0), Rows.from_csr(rows), 20):
         assert bool(torch.isfinite(best.score).all())

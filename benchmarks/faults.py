@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 
 from lbdrop.cli import app
 from lbdrop.io.records import provenance, write_json
-from lbdrop.recommend import history_parts, score_files
+from lbdrop.recommend.answer import history_parts, score_files
 
 __all__ = ["main"]
 

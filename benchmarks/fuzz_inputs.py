@@ -128,7 +128,7 @@ TINY: dict[str, Any] = {"epochs": 1, "hidden": 4, "latent": 2}
 
 @cache
 def model(method: str) -> Contents:
-    from lbdrop.recommend.model import Recommender
+    from lbdrop.recommend.recommender import Recommender
 
     small = {} if method == "ease" else TINY
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def model(method: str) -> Contents:
 @cache
 def state() -> Contents:
     """What a fit leaves behind that is stopped before it can save its model."""
-    from lbdrop.recommend.model import Recommender
+    from lbdrop.recommend.recommender import Recommender
 
     with tempfile.TemporaryDirectory() as folder:
         Recommender("vae-drop", validation=0, progress=False, **TINY).fit(likes(), checkpoints=Path(folder) / "state")
@@ -157,7 +157,7 @@ def resumed(at: Path) -> None:
 
 def streamed(name: str) -> Callable[[Path], None]:
     def read(at: Path) -> None:
-        from lbdrop.recommend.prepare_own import prepare_files
+        from lbdrop.recommend.data.prepare_own import prepare_files
 
         prepare_files(at / name, at.parent / "out")
 

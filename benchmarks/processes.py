@@ -17,10 +17,10 @@ from rich.console import Console
 
 from lbdrop.guards import processes
 from lbdrop.io.records import provenance, write_json
-from lbdrop.recommend.loop import Loop, launch
-from lbdrop.recommend.rows import Rows
-from lbdrop.recommend.settings import Settings, method
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.data.rows import Rows
+from lbdrop.recommend.model.settings import Settings, method
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.loop import Loop, launch
 
 RESULTS = Path(__file__).parent / "results"
 

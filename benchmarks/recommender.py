@@ -35,8 +35,8 @@ from benchmarks.overhead import peak_bytes, synchronize
 from experiments.collaborative.data.protocols import get_protocol, read
 from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import VAE, Interactions, Recommender, Rows, Settings, method
-from lbdrop.recommend.loop import Loop, launch
-from lbdrop.recommend.scoring import best_items, scoring
+from lbdrop.recommend.answer.scoring import best_items, scoring
+from lbdrop.recommend.train.loop import Loop, launch
 
 __all__ = ["main"]
 

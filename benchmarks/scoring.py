@@ -27,8 +27,9 @@ import typer
 from rich.console import Console
 
 from lbdrop.io.records import provenance, write_json
-from lbdrop.recommend import Recommender, score_files
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend import Recommender
+from lbdrop.recommend.answer import score_files
+from lbdrop.recommend.data.shop import generate_shop
 
 __all__ = ["cluster_of", "main"]
 

@@ -31,8 +31,8 @@ from rich.console import Console
 
 from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.prepared import load_prepared
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.prepared import load_prepared
+from lbdrop.recommend.data.shop import generate_shop
 
 __all__ = ["main"]
 

@@ -51,7 +51,7 @@ def part(files: Sequence[Path], data: Path | None) -> Part:
 
 def _titles(folder: Path, wanted: Sequence[str]) -> dict[str, dict[str, str]]:
     """Titles of the data sets in this folder, or of the one that it is; a sample's are those of the whole."""
-    from lbdrop.recommend.prepared import load_prepared
+    from lbdrop.recommend.data.prepared import load_prepared
 
     wholes = dict.fromkeys(name.removesuffix("-sample") for name in wanted)
     there = [each for each in (folder, *(folder / name for name in wholes)) if (each / "manifest.json").exists()]

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
-from lbdrop.recommend.evaluate import HeldOutRows, Scorer
+from lbdrop.recommend.train.evaluate import HeldOutRows, Scorer
 
 __all__ = ["examples", "rates"]
 

@@ -23,13 +23,13 @@ from experiments.collaborative.protocol_text import protocol
 from experiments.collaborative.record import DATA, GRID_RATES, GRIDS, MEASURE, RIVALS, ROWS, USUAL_RATE
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
-from lbdrop.recommend import settings as models
-from lbdrop.recommend.evaluate import HeldOutRows, Report, evaluate
-from lbdrop.recommend.linear import LINEAR, Linear
-from lbdrop.recommend.rows import Rows
-from lbdrop.recommend.settings import Settings
-from lbdrop.recommend.train import fit
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.data.rows import Rows
+from lbdrop.recommend.linear.methods import LINEAR, Linear
+from lbdrop.recommend.model import settings as models
+from lbdrop.recommend.model.settings import Settings
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.evaluate import HeldOutRows, Report, evaluate
+from lbdrop.recommend.train.fit import fit
 
 __all__ = ["Run", "contestants", "grid", "run", "settings_of"]
 
@@ -120,7 +120,7 @@ def settings_of(one: Run, changes: Mapping[str, Any] | None = None) -> Settings:
     steps = max(round(schedule.anneal_steps * stretch), 1)
     base = replace(base, epochs=epochs, batch=batch, anneal_steps=steps)
     if unknown := set(changes) - {field.name for field in fields(Settings)}:
-        raise DropoutError(f"settings: no {', '.join(sorted(unknown))}; see lbdrop.recommend.settings.Settings")
+        raise DropoutError(f"settings: no {', '.join(sorted(unknown))}; see lbdrop.recommend.model.settings.Settings")
     return replace(base, **changes)
 
 
@@ -148,7 +148,7 @@ def run(
         rate: the fixed rate, in a grid.
         device: a GPU if there is one.
         changes: settings to replace: of the network, or of a rival, whose grid then shrinks to what is left.
-        training: further arguments of :func:`lbdrop.recommend.train.fit`, such as ``validate_every`` or ``patience``.
+        training: further arguments of :func:`lbdrop.recommend.train.fit.fit`, such as ``validate_every`` or ``patience``.
         checkpoints: folder for the state after each epoch; a run found there is taken up where it stopped.
         progress: show a bar.
     """

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbdrop.recommend.prepared import Prepared
-from lbdrop.recommend.splits import Split, split_users
+from lbdrop.recommend.data.prepared import Prepared
+from lbdrop.recommend.data.splits import Split, split_users
 
 __all__ = ["SAMPLES", "Sample", "split"]
 

@@ -59,7 +59,7 @@ def command(name: str) -> Callable[..., None]:
         with one_line_errors():
             with importing_experiments("recommend,rivals"):
                 from experiments.collaborative import recipes, samples
-                from lbdrop.recommend.prepared import load_prepared
+                from lbdrop.recommend.data.prepared import load_prepared
             runs = _runs(recipes, name, method, seed, seeds, rate)
             changes = {"epochs": epochs, "batch": batch} | _changes(change or [])
             changes = {key: value for key, value in changes.items() if value is not None}

@@ -19,12 +19,12 @@ import torch
 from experiments.demo.record import LEARNED, ORACLE, SHOP_CONTESTANTS
 from experiments.threads import one_thread
 from lbdrop.io.files import replacing
-from lbdrop.recommend.evaluate import Report, evaluate
-from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.linear import LINEAR
-from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.shop import Shop, generate_shop
-from lbdrop.recommend.splits import HeldOut, fold_in
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.shop import Shop, generate_shop
+from lbdrop.recommend.data.splits import HeldOut, fold_in
+from lbdrop.recommend.linear.methods import LINEAR
+from lbdrop.recommend.recommender import Recommender
+from lbdrop.recommend.train.evaluate import Report, evaluate
 
 __all__ = ["FILES", "ShopSettings", "keep_shop", "run"]
 

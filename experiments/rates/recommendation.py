@@ -36,7 +36,7 @@ def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
 def _parts(name: str, folder: Path) -> tuple[Pair, Pair, Pair]:
     # Here, for every worker imports the tasks, and few have users.
     from experiments.collaborative import samples
-    from lbdrop.recommend.prepared import load_prepared
+    from lbdrop.recommend.data.prepared import load_prepared
 
     split = samples.split(load_prepared(folder / "prepared" / name.removesuffix("-sample")), name)
     rows = _liked(split.train.rows)
@@ -66,7 +66,7 @@ class LikesVAE(nn.Module):
 
     def __init__(self, targets: Float[Tensor, "users items"], rate: float, kind: Literal["paper", "dense"]):
         super().__init__()
-        from lbdrop.recommend.settings import METHODS
+        from lbdrop.recommend.model.settings import METHODS
 
         items, s = targets.shape[1], METHODS[METHOD[kind]]
         self.gamma, self.beta = s.gamma, s.beta_cap

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import LearnableDropout
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.response import Response
+from lbdrop.recommend.model.response import Response
 
 __all__ = ["RespondingDropout", "replace_dropouts"]
 

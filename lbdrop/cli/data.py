@@ -82,7 +82,7 @@ def prepare(
     console = Console(highlight=False)
     with one_line_errors():
         try:
-            from lbdrop.recommend.prepare_own import OWN, prepare_files
+            from lbdrop.recommend.data.prepare_own import OWN, prepare_files
         except ModuleNotFoundError as error:
             raise DropoutError(
                 f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"

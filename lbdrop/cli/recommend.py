@@ -18,7 +18,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
 
 if TYPE_CHECKING:
-    from lbdrop.recommend.model import Recommender
+    from lbdrop.recommend.recommender import Recommender
 
 __all__ = ["app"]
 
@@ -94,8 +94,8 @@ def fit(
         kind = _recommender()
         from lbdrop.guards.processes import is_first
         from lbdrop.io.files import locked, remove
+        from lbdrop.recommend.answer.score_files import unfinished
         from lbdrop.recommend.saving import check_target
-        from lbdrop.recommend.score_files import unfinished
 
         given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
         model = kind(
@@ -201,7 +201,7 @@ def score(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = _recommender().load(model)
-        from lbdrop.recommend.score_files import check_target, unfinished
+        from lbdrop.recommend.answer.score_files import check_target, unfinished
 
         users = None if file is None else scan_table(file, user, item, weight, fitted)
         if file is not None and file.resolve().is_relative_to(out.resolve()):
@@ -262,7 +262,7 @@ app.command()(serve)
 def _recommender() -> "type[Recommender]":
     # Only now: `lbdrop --help` needs neither the time nor the packages.
     try:
-        from lbdrop.recommend.model import Recommender
+        from lbdrop.recommend.recommender import Recommender
     except ModuleNotFoundError as error:
         raise DropoutError(
             f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"

@@ -64,7 +64,7 @@ def read_rates(path: Path) -> Rates:
 
 def _recommender(path: Path) -> Rates:
     try:
-        from lbdrop.recommend.model import Recommender
+        from lbdrop.recommend.recommender import Recommender
     except ModuleNotFoundError as error:
         raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[recommend]'") from error
     model = Recommender.load(path, device="cpu")

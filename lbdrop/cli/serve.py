@@ -46,7 +46,7 @@ def serve(
         # Only now: other commands need neither the time nor the packages.
         import torch
 
-        from lbdrop.recommend.model import Recommender
+        from lbdrop.recommend.recommender import Recommender
         from lbdrop.serve import create_app, read_titles
 
         try:

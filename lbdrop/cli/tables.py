@@ -12,8 +12,8 @@ from lbdrop.errors import DropoutError
 if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     import polars as pl
 
-    from lbdrop.recommend.interactions import Interactions
-    from lbdrop.recommend.model import Recommender
+    from lbdrop.recommend.data.interactions import Interactions
+    from lbdrop.recommend.recommender import Recommender
 
 __all__ = ["as_fitted", "read_table", "read_training", "scan_table"]
 
@@ -22,7 +22,7 @@ def read_training(
     path: Path, user: str, item: str, weight: str, at_least: float | None
 ) -> "pl.DataFrame | Interactions":
     """What a model is fitted to: a table, or the folder that ``lbdrop data prepare`` wrote."""
-    from lbdrop.recommend.prepared import is_prepared, load_prepared
+    from lbdrop.recommend.data.prepared import is_prepared, load_prepared
 
     if not is_prepared(path):
         return read_table(path, user, item, weight)
@@ -35,8 +35,8 @@ def read_training(
 
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
-    from lbdrop.recommend import table_files
-    from lbdrop.recommend.polars_panics import panics_as_errors
+    from lbdrop.recommend.data import table_files
+    from lbdrop.recommend.data.polars_panics import panics_as_errors
 
     table = scan_table(path, user, item, weight, fitted)
     with table_files.reading(path), panics_as_errors():
@@ -45,7 +45,7 @@ def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
 
 def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.LazyFrame":
     """The same, to be read a piece at a time."""
-    from lbdrop.recommend import table_files
+    from lbdrop.recommend.data import table_files
 
     files = table_files.find_table_files(path)
     with table_files.reading(path):
@@ -77,7 +77,7 @@ def as_fitted(ids: "pl.Series", kind: "pl.DataType | None") -> "pl.Series":
 def _as_fitted(frame: "pl.LazyFrame", name: str, kind: "pl.DataType | None") -> "pl.LazyFrame":
     import polars as pl
 
-    from lbdrop.recommend.table_files import survives_as_integer
+    from lbdrop.recommend.data.table_files import survives_as_integer
 
     found, text = frame.collect_schema()[name], pl.col(name).cast(pl.String)
     if found.is_integer():

@@ -1,8 +1,9 @@
-"""From the arguments of :class:`~lbdrop.recommend.model.Recommender` to a method with checked settings.
+"""From the arguments of :class:`~lbdrop.recommend.recommender.Recommender` to a method with checked settings.
 
-The methods of :data:`lbdrop.recommend.settings.METHODS` were made for hundreds of thousands of users and tens of thousands of
-items. For smaller data, settings that the user does not pass are reduced: layers are at most half as wide as the catalogue and
-latent vectors a sixth, an epoch has at least twenty steps, and the KL has its full weight by the middle of training.
+The methods of :data:`~lbdrop.recommend.model.settings.METHODS` were made for hundreds of thousands of users and tens of
+thousands of items. For smaller data, settings that the user does not pass are reduced: layers are at most half as wide as the
+catalogue and latent vectors a sixth, an epoch has at least twenty steps, and the KL has its full weight by the middle of
+training.
 """
 
 import inspect
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.linear import LINEAR, Linear
+from lbdrop.recommend.linear.methods import LINEAR, Linear
+from lbdrop.recommend.model.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, TUNED, Settings
+from lbdrop.recommend.model.settings import method as get_method
 from lbdrop.recommend.number_checks import to_python_number
-from lbdrop.recommend.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, TUNED, Settings
-from lbdrop.recommend.settings import method as get_method
 
 __all__ = ["METHOD_BY_DROPOUT", "MethodChoice", "choose_method", "settings_from_dict", "sized_for_data"]
 

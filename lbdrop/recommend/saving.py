@@ -29,13 +29,13 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import replacing
 from lbdrop.io.records import read_json
-from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.linear import Linear
+from lbdrop.recommend.answer.tables import LIBRARIES
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.polars_panics import panics_as_errors
+from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.method_args import MethodChoice
-from lbdrop.recommend.polars_panics import panics_as_errors
-from lbdrop.recommend.settings import Settings
-from lbdrop.recommend.tables import LIBRARIES
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.model.settings import Settings
+from lbdrop.recommend.model.vae import VAE
 
 __all__ = ["Saved", "check_target", "read", "rebuild", "write"]
 

@@ -24,7 +24,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lbdrop.recommend.model import Recommender
+from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve import schemas
 from lbdrop.serve.batch_scoring import EMPTY_HISTORY
 from lbdrop.serve.batching import Batcher, QueueFull

@@ -1,8 +1,8 @@
 r"""Scores of some histories in one forward pass, under all masks at once: a row of the pass is one user under one mask.
 
-:func:`lbdrop.recommend.scoring.scoring` runs one mask after the other, because all masks of all users would not fit. A request
-has only a few users, and ten products of a few rows take longer than one product of ten times the rows. The masks are the
-same, so the scores are the same up to the rounding of sums.
+:func:`~lbdrop.recommend.answer.scoring.scoring` runs one mask after the other, because all masks of all users would not fit. A
+request has only a few users, and ten products of a few rows take longer than one product of ten times the rows. The masks are
+the same, so the scores are the same up to the rounding of sums.
 
 A product may round differently with the number of its rows, and some activations in the last entries of a table. So ``PADDING``
 empty rows are added, and more up to the next multiple of it. With one thread of torch on a CPU, a result then has the same bits
@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lbdrop.recommend.evaluate import device_of
-from lbdrop.recommend.linear import Linear
-from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.rows import Batch, Rows
-from lbdrop.recommend.scoring import Scored, Scoring, drawn_masks, log_probabilities, users_at_once
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.answer.scoring import Scored, Scoring, drawn_masks, log_probabilities, users_at_once
+from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.recommender import Recommender
+from lbdrop.recommend.train.evaluate import device_of
 
 __all__ = ["EMPTY_HISTORY", "BatchScorer", "ItemIndices", "padding_rows"]
 
@@ -57,7 +57,7 @@ class BatchScorer:
 
 
 def scoring_in_one_pass(model: VAE | Linear, samples: int, seed: int) -> Scoring:
-    """As :func:`~lbdrop.recommend.scoring.scoring`, but all masks in one pass."""
+    """As :func:`~lbdrop.recommend.answer.scoring.scoring`, but all masks in one pass."""
     if isinstance(model, Linear):
         return lambda batch: Scored(model.scores(_repeat_and_pad(batch, 1))[: batch.size])
     model.eval()

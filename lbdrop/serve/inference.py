@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
-from lbdrop.recommend.linear import Popularity
-from lbdrop.recommend.model import Recommender
-from lbdrop.recommend.scoring import popularity_scores
-from lbdrop.recommend.similarity import similarity
+from lbdrop.recommend.answer.scoring import popularity_scores
+from lbdrop.recommend.answer.similarity import similarity
+from lbdrop.recommend.linear.methods import Popularity
+from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
 
 __all__ = ["HistoryQuery", "InferenceEngine", "Result", "SimilarQuery"]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lbdrop.io.records import provenance
-from lbdrop.recommend.linear import Linear
-from lbdrop.recommend.model import Recommender
+from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve import schemas
 from lbdrop.serve.batch_scoring import ItemIndices
 from lbdrop.serve.catalogue import Catalogue, index_by_text, json_ids

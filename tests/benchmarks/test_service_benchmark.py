@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.service import Checked, main
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.shop import generate_shop
 
 
 @pytest.mark.process

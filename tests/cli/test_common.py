@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from lbdrop.cli.common import one_line_errors
-from lbdrop.recommend.train import Interrupted
+from lbdrop.recommend.train.fit import Interrupted
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from experiments.collaborative.data.protocols import PROTOCOLS
 from lbdrop.cli.data import RESEARCH_SETS, app
-from lbdrop.recommend.prepared import load_prepared
+from lbdrop.recommend.data.prepared import load_prepared
 
 
 def ml_1m(at: Path) -> Path:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from lbdrop.cli import app
 from lbdrop.recommend import Interactions, Recommender
-from lbdrop.recommend.prepared import load_prepared
+from lbdrop.recommend.data.prepared import load_prepared
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_full_disk_is_one_line_and_leaves_old_files(
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lbdrop.recommend.streaming_csr._write_arrays", full)
+    monkeypatch.setattr("lbdrop.recommend.data.streaming_csr._write_arrays", full)
     result = call("data", "prepare", "own", events, "--out", tmp_path, *NAMES, "--at-least", 3)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"cannot write to {tmp_path / 'own'}: No space left on device")

@@ -15,7 +15,7 @@ import lbdrop
 from lbdrop.cli import app
 from lbdrop.cli.saved_rates import read_rates
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.shop import generate_shop
 
 
 def command(*arguments: object, width: int = 100) -> tuple[int, str]:

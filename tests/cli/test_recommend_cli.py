@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from lbdrop.cli import app
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.shop import generate_shop
 
 
 def call(*arguments: object) -> Result:

@@ -12,7 +12,7 @@ import torch
 from helpers import shared_work as work
 from torch import Tensor
 
-from lbdrop.recommend.model import Recommender
+from lbdrop.recommend.recommender import Recommender
 
 pytestmark = pytest.mark.process
 TESTS = Path(__file__).parent.parent

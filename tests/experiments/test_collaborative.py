@@ -17,7 +17,7 @@ from experiments.collaborative.data.prepare import prepare
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import EASE, evaluate
-from lbdrop.recommend.prepared import Prepared
+from lbdrop.recommend.data.prepared import Prepared
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 20, "hidden": 8, "latent": 4, "pseudo_inputs": 5, "flow_hidden": 8}
 FEW = {"wmf": {"factors": 4, "iterations": 2}, "ials": {"factors": 4, "epochs": 2}, "slim": {"iterations": 5}}
@@ -46,7 +46,7 @@ def split(folder: Path) -> Any:
 
 
 def load(folder: Path) -> Prepared:
-    from lbdrop.recommend.prepared import load_prepared
+    from lbdrop.recommend.data.prepared import load_prepared
 
     return load_prepared(folder)
 

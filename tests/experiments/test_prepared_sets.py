@@ -10,7 +10,7 @@ import pytest
 
 from experiments.collaborative.data.prepare import prepare
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.prepared import Prepared, load_prepared
+from lbdrop.recommend.data.prepared import Prepared, load_prepared
 
 
 def ml_20m(at: Path, users: int = 60, movies: int = 30) -> Path:

@@ -25,7 +25,7 @@ from experiments.vision import cifar10
 from lbdrop import Balanced, Bound, Objective
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.prepared import load_prepared
+from lbdrop.recommend.data.prepared import load_prepared
 
 
 @pytest.mark.parametrize("name", TASKS)

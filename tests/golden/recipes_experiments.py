@@ -176,7 +176,7 @@ def camvid() -> Numbers:
 def collaborative() -> Numbers:
     from experiments.collaborative import recipes
     from experiments.collaborative.data.prepare import prepare
-    from lbdrop.recommend.prepared import load_prepared
+    from lbdrop.recommend.data.prepared import load_prepared
 
     found: Numbers = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ def fitted(**arguments: Any) -> Numbers:
 
 
 def methods(*names: str) -> Numbers:
-    from lbdrop.recommend.settings import METHODS
+    from lbdrop.recommend.model.settings import METHODS
 
     found: Numbers = {}
     for name in names:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lbdrop.recommend.response import Response
+from lbdrop.recommend.model.response import Response
 
 
 def stir_responses(model: nn.Module) -> None:

@@ -19,16 +19,17 @@ from lbdrop import Balanced, LearnableDropout, Objective
 from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Draw, Estimator
 from lbdrop.metrics.ranking_streams import Ranking
-from lbdrop.recommend import loop, vae
-from lbdrop.recommend.evaluate import evaluate
-from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.row_masks import RowMasks
-from lbdrop.recommend.rows import Rows
-from lbdrop.recommend.settings import method
-from lbdrop.recommend.shop import generate_shop
-from lbdrop.recommend.splits import split_users
-from lbdrop.recommend.train import fit as fit_recommender
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.rows import Rows
+from lbdrop.recommend.data.shop import generate_shop
+from lbdrop.recommend.data.splits import split_users
+from lbdrop.recommend.model import vae
+from lbdrop.recommend.model.row_masks import RowMasks
+from lbdrop.recommend.model.settings import method
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train import loop
+from lbdrop.recommend.train.evaluate import evaluate
+from lbdrop.recommend.train.fit import fit as fit_recommender
 
 EXAMPLES = 8
 ESTIMATORS = ("arm", "disarm", "rloo-3", "double-cv-4")

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from scipy.sparse import csr_array
 
-from lbdrop.recommend.settings import method
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.model.settings import method
+from lbdrop.recommend.model.vae import VAE
 
 
 def likes(users: int = 40, items: int = 12) -> csr_array:

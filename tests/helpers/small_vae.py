@@ -4,9 +4,9 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from lbdrop.recommend.rows import Batch, Rows
-from lbdrop.recommend.settings import method
-from lbdrop.recommend.vae import VAE
+from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.model.settings import method
+from lbdrop.recommend.model.vae import VAE
 
 ITEMS, HIDDEN, LATENT = 6, 5, 2
 TWO_USERS = [[1, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]]  # two items each; nobody has the last two items

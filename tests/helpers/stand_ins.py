@@ -30,7 +30,7 @@ def write_shop(folder: Path) -> None:
     """The files of likes that the recommender's pages begin with."""
     import polars as pl
 
-    from lbdrop.recommend.shop import generate_shop
+    from lbdrop.recommend.data.shop import generate_shop
 
     shop = generate_shop(users=220, items=24, groups=2)
     likes = shop.interactions
@@ -181,7 +181,7 @@ def _rates(patch: Patch, folder: Path) -> None:
 
 
 def _fit(patch: Patch, folder: Path) -> None:
-    from lbdrop.recommend import settings
+    from lbdrop.recommend.model import settings
 
     patch(settings, "METHODS", {name: replace(method, epochs=5) for name, method in settings.METHODS.items()})
 

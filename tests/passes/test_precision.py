@@ -18,7 +18,7 @@ from lbdrop.passes import autocast as precision
 from lbdrop.passes import run as passes
 from lbdrop.passes.autocast import lane_autocast
 from lbdrop.passes.drawer import Drawer
-from lbdrop.recommend.response import Response
+from lbdrop.recommend.model.response import Response
 from lbdrop.sites.lora import GatedRanks
 
 HALF = torch.bfloat16

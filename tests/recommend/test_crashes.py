@@ -11,7 +11,7 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.shop import generate_shop
 
 KILLS = int(os.environ.get("LBDROP_KILLS", "20"))
 """SIGKILLs of each of the two; more in a night than in a test."""

@@ -7,8 +7,8 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import METHODS, Recommender, Settings
+from lbdrop.recommend.data.shop import generate_shop
 from lbdrop.recommend.method_args import choose_method
-from lbdrop.recommend.shop import generate_shop
 
 
 def chosen(method: str | Settings | None, dropout: str | None, **changes: Any) -> Settings:

@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import Shop, generate_shop
+from lbdrop.recommend.data.shop import Shop, generate_shop
 from lbdrop.serve import create_app
 
 

@@ -6,8 +6,8 @@ import torch
 from scipy.sparse import csr_array
 
 from lbdrop.recommend import Recommender, Rows
-from lbdrop.recommend.scoring import scoring
-from lbdrop.recommend.shop import Shop, generate_shop
+from lbdrop.recommend.answer.scoring import scoring
+from lbdrop.recommend.data.shop import Shop, generate_shop
 from lbdrop.serve.batch_scoring import EMPTY_HISTORY, BatchScorer, padding_rows
 
 METHODS = {

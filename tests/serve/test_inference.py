@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import Shop
+from lbdrop.recommend.data.shop import Shop
 from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from lbdrop.cli import app
 from lbdrop.cli.serve import names, serve
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import Shop
+from lbdrop.recommend.data.shop import Shop
 
 COMMAND = [sys.executable, "-c", "from lbdrop.cli import app; app()", "recommend", "serve"]
 

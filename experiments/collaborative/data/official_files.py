@@ -14,7 +14,7 @@ import polars as pl
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.archives import members
-from lbdrop.recommend.streaming_csr import Progress
+from lbdrop.recommend.data.streaming_csr import Progress
 
 __all__ = ["Block", "File", "Format", "Progress", "Ratings", "blocks", "check_count", "find", "parsed", "text_lines"]
 

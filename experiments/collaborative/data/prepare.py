@@ -10,9 +10,9 @@ from safetensors.numpy import save
 from experiments.collaborative.data.official_files import Progress, Ratings
 from experiments.collaborative.data.protocols import Protocol, get_protocol, read
 from lbdrop.io.records import provenance
-from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.prepared import FORMAT, LIKES, Prepared, in_place_of, source_record, write_ids
-from lbdrop.recommend.splits import Split, split_users
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.prepared import FORMAT, LIKES, Prepared, in_place_of, source_record, write_ids
+from lbdrop.recommend.data.splits import Split, split_users
 
 __all__ = ["counts", "prepare", "titles_of"]
 

@@ -20,8 +20,8 @@ from experiments.collaborative.data.msd import read_msd
 from experiments.collaborative.data.netflix import read_netflix
 from experiments.collaborative.data.official_files import Progress, Ratings
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.interactions import Interactions
-from lbdrop.recommend.splits import SEED, Split, split_users
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.splits import SEED, Split, split_users
 
 __all__ = ["PROTOCOLS", "Protocol", "get_protocol", "read"]
 

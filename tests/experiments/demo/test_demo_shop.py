@@ -13,7 +13,7 @@ from experiments.demo import shop as demo_shop
 from experiments.demo.record import LEARNED, ORACLE, SHOP_CONTESTANTS
 from experiments.demo.shop import ShopSettings
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.shop import generate_shop
+from lbdrop.recommend.data.shop import generate_shop
 
 
 @pytest.fixture(scope="module")

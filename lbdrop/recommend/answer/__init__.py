@@ -1,0 +1,1 @@
+"""What a fitted recommender answers: scores, best items, explanations, files of scores."""

@@ -1,0 +1,1 @@
+"""Tables of likes, their splits, and batches of rows."""

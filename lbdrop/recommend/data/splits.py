@@ -1,0 +1,93 @@
+r"""Held-out users: train on some users, show the model most items of the others, and test whether it finds the rest.
+
+The protocol of Liang et al., with the same random draws. Users sorted by id are permuted; the last $H$ are for the test, the
+$H$ before for validation. The catalogue is the items of the training users; other items are removed from held-out rows. Of
+a held-out user with $n \ge 5$ items
+
+$$ \lfloor 0.2\, n \rfloor $$
+
+are held out, chosen without replacement, and the others are the user's fold-in. With fewer than 5 items all are fold-in, and
+the user is not evaluated. The random stream is numpy's legacy one, seeded anew for the permutation, for validation and for
+test. A user's items are taken in order of their ids, as MovieLens-20M's file has them.
+
+Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from scipy.sparse import csr_array
+
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.data.interactions import Interactions
+
+__all__ = ["SEED", "HeldOut", "Split", "fold_in", "split_users"]
+
+SEED = 98765
+HELD_OUT_SHARE = 0.2
+MIN_ITEMS = 5
+"""Of a user who has items held out."""
+
+
+class HeldOut(NamedTuple):
+    """Users not in training: the items that the model is shown, and the items that it should find."""
+
+    fold_in: csr_array
+    held_out: csr_array
+    users: pl.Series
+
+    @property
+    def scored(self) -> int:
+        """Users with held-out items; the others have no recall and are left out of every mean."""
+        return int((np.diff(self.held_out.indptr) > 0).sum())
+
+
+class Split(NamedTuple):
+    """Columns are those of ``train`` in all three."""
+
+    train: Interactions
+    validation: HeldOut
+    test: HeldOut
+
+
+def split_users(interactions: Interactions, held_out_users: int, seed: int = SEED) -> Split:
+    """Divide users into train, validation and test, with ``held_out_users`` in each of the last two.
+
+    Every held-out user keeps a row, even without items; see :attr:`HeldOut.scored`.
+    """
+    users = len(interactions.users)
+    if held_out_users < 1 or 2 * held_out_users >= users:
+        raise DropoutError(
+            f"held_out_users: want 1 to {max((users - 1) // 2, 0):,}, so that some of the {users:,} users remain for training,"
+            f" got {held_out_users:,}"
+        )
+    order = np.random.RandomState(seed).permutation(users)
+    train = interactions.select(order[: users - 2 * held_out_users])
+    kept = np.flatnonzero(np.bincount(train.rows.indices, minlength=len(train.items)))
+    if not len(kept):
+        raise DropoutError("interactions: want items among the training users, got none; filter empty users first")
+    train = Interactions(train.rows[:, kept], train.users, train.items.gather(kept))
+
+    def held(numbers: np.ndarray) -> HeldOut:
+        chosen = interactions.select(numbers)
+        return fold_in(Interactions(chosen.rows[:, kept], chosen.users, train.items), seed)
+
+    validation = held(order[users - 2 * held_out_users : users - held_out_users])
+    return Split(train, validation, held(order[users - held_out_users :]))
+
+
+def fold_in(interactions: Interactions, seed: int = SEED) -> HeldOut:
+    """Hold out a fifth of the items of every user with at least five items."""
+    random = np.random.RandomState(seed)
+    rows = interactions.rows
+    out = np.zeros(rows.nnz, bool)
+    for start, end in zip(rows.indptr[:-1].tolist(), rows.indptr[1:].tolist(), strict=True):
+        if (n := end - start) >= MIN_ITEMS:
+            out[start + random.choice(n, int(HELD_OUT_SHARE * n), replace=False)] = True
+    return HeldOut(_masked(rows, ~out), _masked(rows, out), interactions.users)
+
+
+def _masked(rows: csr_array, kept: np.ndarray) -> csr_array:
+    ends = np.concatenate([[0], np.cumsum(kept)])[rows.indptr].astype(rows.indptr.dtype)
+    return csr_array((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)

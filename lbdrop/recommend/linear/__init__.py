@@ -1,0 +1,1 @@
+"""Methods without a network: closed forms, least squares and popularity."""

@@ -1,0 +1,1 @@
+"""The variational autoencoder: its settings, its masks and its losses."""

@@ -1,0 +1,407 @@
+r"""One recommender for every method: fit to a dataframe, recommend to known or new users, explain, save and load.
+
+    model = Recommender(dropout="learned").fit(interactions)  # user_id, item_id [, weight, datetime]
+    model.recommend(users, k=20)  # user_id, item_id, score, rank [, uncertainty]
+
+Results are dataframes of the caller's library. A pair of user and item is a like or not; with weights, ``at_least`` decides.
+``datetime`` is ignored. Nothing is drawn from the global random state; the seed decides.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from scipy.sparse import csr_array
+
+from lbdrop.errors import DropoutError
+from lbdrop.io.records import provenance
+from lbdrop.metrics.ranking import top_items
+from lbdrop.recommend import saving
+from lbdrop.recommend.answer import score_files
+from lbdrop.recommend.answer.explain import leave_one_out
+from lbdrop.recommend.answer.history_parts import ids_fingerprint
+from lbdrop.recommend.answer.queries import FittedIds, Query, binarised
+from lbdrop.recommend.answer.ray_engine import get_engine
+from lbdrop.recommend.answer.scoring import (
+    Best,
+    Scoring,
+    best_items,
+    popularity_scores,
+    scoring,
+    users_at_once,
+    with_fallback,
+)
+from lbdrop.recommend.answer.similarity import similarity
+from lbdrop.recommend.answer.tables import id_series, library_of, ranked_columns, to_frame
+from lbdrop.recommend.data.frames import positions
+from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.rows import Rows
+from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.methods import LINEAR, Linear
+from lbdrop.recommend.method_args import choose_method, settings_from_dict, sized_for_data
+from lbdrop.recommend.model.settings import Settings
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.number_checks import check_number, to_python_number
+from lbdrop.recommend.train import fit as training
+from lbdrop.recommend.train.checkpoints import fingerprint
+from lbdrop.recommend.train.evaluate import Report, device_of, evaluate
+from lbdrop.recommend.train.validation import hold_out
+
+__all__ = ["Recommender"]
+
+
+class Recommender:
+    """A recommender by the name of its method, or by the kind of its dropout.
+
+    Args:
+        method: a name of :data:`~lbdrop.recommend.model.settings.METHODS` ("sivae-lbd", "recvae", …) or of a linear method
+            ("ease", "slim", "wmf", "ials", "popularity"), or whole :class:`Settings`.
+        dropout: "learned" (the default), "fixed", "none", "concrete" or "gaussian". With a method, this replaces the method's
+            own dropout. Learned rates then get ``mask_kl=1`` and ``samples=10``, other dropout gets no extra masks, mask KL
+            and samples, unless the method or the call sets them.
+        at_least: the smallest weight of a like; without it every positive weight is a like.
+        validation: users held out to choose the best epoch and when to stop: a share, of at most 10,000 users, or a number.
+            With 0 all epochs are trained.
+        patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
+        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM and
+            iALS in several threads only to about 3e-4 and 1e-5, see :mod:`lbdrop.recommend.linear.methods`.
+        device: a GPU if there is one.
+        progress: show a bar.
+        settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,
+            ``regularisation=300``. Other settings are reduced for small data, see :mod:`lbdrop.recommend.method_args`.
+
+    After :meth:`fit`: ``model_`` (the :class:`VAE` or linear model), ``settings_``, ``items_``, ``likes_`` (users of each
+    item), ``interactions_`` (the users' histories), ``history_`` (training, epoch by epoch).
+
+    Example:
+        >>> from lbdrop.recommend.data.shop import generate_shop
+        >>> shop = generate_shop(users=300, items=60, groups=4)
+        >>> model = Recommender("ease").fit(shop.interactions)
+        >>> model.recommend([0, 1], k=3).columns
+        ['user_id', 'item_id', 'score', 'rank']
+    """
+
+    model_: VAE | Linear
+    items_: pl.Series
+    likes_: np.ndarray
+
+    def __init__(
+        self,
+        method: str | Settings | None = None,
+        *,
+        dropout: str | None = None,
+        at_least: float | None = None,
+        validation: float | int = 0.1,
+        patience: int | None = 10,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+        **settings: Any,
+    ):
+        self.choice = choose_method(method, dropout, settings)
+        at_least, validation, patience, seed = map(to_python_number, (at_least, validation, patience, seed))
+        check_number("validation", validation, minimum=0)
+        if isinstance(validation, float) and validation >= 1:
+            raise DropoutError(f"validation: want a share below 1 or a number of users, got {validation}")
+        check_number("seed", seed, integer=True, minimum=0, maximum=2**63 - 1)
+        if at_least is not None:
+            check_number("at_least", at_least)
+        if patience is not None:
+            check_number("patience", patience, integer=True, minimum=1)
+        self.at_least, self.validation, self.patience = at_least, validation, patience
+        self.seed, self.device, self.progress = seed, device, progress
+        self.settings_: Settings | None = None
+        self.history_: training.History | None = None
+        self.interactions_: Interactions | None = None
+        self.library = "polars"
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "model_"):
+            return f"Recommender({self.choice.method!r}, not fitted)"
+        users = f"{len(self.interactions_.users):,} users × " if self.interactions_ is not None else ""
+        return f"Recommender({self.choice.method!r}, {users}{len(self.items_):,} items)"
+
+    # -------------------------------------------------------------------------------------------------------- learning
+
+    def fit(self, interactions: Any, *, checkpoints: str | Path | None = None) -> "Recommender":
+        """Learn from a dataframe with ``user_id`` and ``item_id``, or from :class:`Interactions`; a second call starts anew.
+
+        If fewer than 20 validation users have five items, fit warns and trains on all users for all epochs.
+
+        Args:
+            interactions: a row for each pair of user and item.
+            checkpoints: folder for the state after each epoch. A run of the same data and settings continues where it
+                stopped, bit for bit on a CPU; the state of another run is an error. Linear methods write none.
+        """
+        if isinstance(interactions, Interactions):
+            data, library = interactions, "polars"
+            if self.at_least is not None:
+                raise DropoutError("at_least: want a dataframe, got Interactions; pass it to Interactions.from_frame")
+        else:
+            data = Interactions.from_frame(interactions, at_least=self.at_least)
+            library = library_of(interactions) or "polars"
+        data = binarised(data)
+        settings, history = None, None
+        if self.choice.settings is None:
+            model: VAE | Linear = self.choice.linear(self.seed, self.device).fit(data.rows)
+            # Contiguous, as after loading, so that sums have the same order.
+            model.restore({name: tensor.contiguous() for name, tensor in model.state.items()})
+        else:
+            trained, held = hold_out(data, self.validation, self.seed)
+            settings = sized_for_data(self.choice.settings, self.choice.explicit, len(trained.users), len(data.items))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                model = VAE(len(data.items), settings, users=len(trained.users))
+            history = training.fit(
+                model, trained.rows, held, device=self.device, seed=self.seed, patience=self.patience, progress=self.progress,
+                checkpoints=None if checkpoints is None else Path(checkpoints),
+                identity=None if checkpoints is None else self._identity(data),
+            )  # fmt: skip
+        self.model_, self.settings_, self.history_ = model, settings, history
+        self.interactions_, self.items_, self.library = data, data.items, library
+        self.likes_ = np.bincount(data.rows.indices, minlength=len(data.items)).astype(np.float32)
+        return self
+
+    def _identity(self, data: Interactions) -> dict[str, Any]:
+        return {
+            "interactions": fingerprint(data.rows.indptr, data.rows.indices),
+            "ids": [ids_fingerprint(data.users), ids_fingerprint(data.items)],
+            "validation": self.validation,
+        }
+
+    # ---------------------------------------------------------------------------------------------------- recommending
+
+    def recommend(
+        self,
+        users: Any = None,
+        k: int = 20,
+        *,
+        filter_viewed: bool = True,
+        items_to_recommend: Any = None,
+        samples: int | None = None,
+    ) -> Any:
+        """The k best items of each user: ``user_id``, ``item_id``, ``score``, ``rank`` and, with masks, ``uncertainty``.
+
+        A score is the log probability of the item, or the score of a linear method. Uncertainty is the standard deviation of
+        the log probability over masks. A user without known items gets the most popular items, scored by the logarithm of
+        their share of all likes, without uncertainty.
+
+        Args:
+            users: ids of users in :meth:`fit`, by default all; or a dataframe of histories of other users (``user_id``,
+                ``item_id``), whose unknown items are ignored.
+            k: items for each user; fewer if the catalogue has no more.
+            filter_viewed: leave out items that the user has.
+            items_to_recommend: ids to choose from, also as a dataframe with ``item_id``; unknown ids are ignored.
+            samples: masks to average, 0 for none; the default is the method's. Uncertainty needs two or more.
+        """
+        selected, query = self.fitted_ids().users(users), self._query(k, filter_viewed, items_to_recommend, samples)
+        parts = list(self.best(selected.rows, query))
+        best = Best(
+            torch.cat([each.item for each in parts]),
+            torch.cat([each.score for each in parts]),
+            None if parts[0].spread is None else torch.cat([each.spread for each in parts if each.spread is not None]),
+        )
+        return to_frame(ranked_columns(best, selected.ids, self.items_, query.samples > 1), selected.library)
+
+    def score_to(
+        self,
+        path: str | Path,
+        users: Any = None,
+        k: int = 20,
+        *,
+        filter_viewed: bool = True,
+        items_to_recommend: Any = None,
+        samples: int | None = None,
+        batch: int | None = None,
+        engine: str = "local",
+        address: str | None = None,
+    ) -> int:
+        """As :meth:`recommend`, but to Parquet, in memory that does not grow with the users. Returns the number of rows.
+
+        Finished parts stay in a folder beside ``path`` until all are done, and the same call continues from there. See
+        :mod:`lbdrop.recommend.answer.score_files`.
+
+        Args:
+            path: one file if the name ends in .parquet, a folder of parts otherwise; replaced when the new one is complete.
+            users: as for :meth:`recommend`, like the other arguments. Only a part of a polars LazyFrame is in memory at a time.
+            batch: users scored at once; the default depends on the size of the catalogue.
+            engine: "local", or "ray" for the machines of a cluster, which all have ``path``.
+            address: of the Ray cluster; the default is a cluster that Ray finds, or else this machine.
+        """
+        query = self._query(k, filter_viewed, items_to_recommend, samples, batch)
+        return score_files.score_to(self, Path(path), users, query, get_engine(engine, address), self.progress)
+
+    def similar_items(self, items: Any, k: int = 10) -> Any:
+        """The k items most like each of these: ``item_id``, ``similar_item_id``, ``score``, ``rank``.
+
+        Scores are cosines of the items' vectors; for EASE and SLIM the weight of one item in the score of the other.
+        """
+        fitted, ids = self.fitted_ids(), id_series(items, "items")
+        indices = torch.from_numpy(fitted.item_indices(ids))
+        scores = similarity(self.model_, indices).float().cpu()
+        best = top_items(scores, (torch.arange(len(ids)), indices), k)
+        found = ranked_columns(Best(best, scores.gather(1, best.clamp(min=0)), None), ids, self.items_, spread=False)
+        names = {"user_id": "item_id", "item_id": "similar_item_id"}
+        return to_frame(
+            {names.get(name, name): column for name, column in found.items()}, library_of(items) or self.library
+        )
+
+    def explain(self, user_or_history: Any, item: Any, *, samples: int | None = None) -> Any:
+        """Which of the user's items support this one: ``item_id``, ``effect``, ``share``, the strongest support first.
+
+        The effect of an item is how far the score (a log probability, or the score of a linear method) falls without it; it
+        is negative if the score rises. Shares are of the sum of all absolute effects.
+
+        Args:
+            user_or_history: the id of a user of :meth:`fit`; or a history, as a dataframe with ``item_id`` or a list of items.
+            item: the id of the item to explain.
+            samples: masks to average, the same for every shortened history; the default is the method's.
+        """
+        fitted = self.fitted_ids()
+        history, library = fitted.history(user_or_history)
+        ids = id_series(item, "item")
+        if len(ids) != 1:
+            raise DropoutError(f"item: want one, got {len(ids):,}; call explain for each")
+        (target,) = fitted.item_indices(ids)
+        scored = scoring(self.model_, self.samples(samples), self.seed)
+        effect = leave_one_out(scored, history, int(target), len(self.items_), device_of(self.model_)).numpy()
+        order = np.argsort(-effect, kind="stable")
+        total = np.abs(effect).sum()
+        columns = {
+            "item_id": self.items_.gather(history[order]),
+            "effect": pl.Series(effect[order]),
+            "share": pl.Series(np.abs(effect[order]) / (total if total > 0 else 1.0)),
+        }
+        return to_frame(columns, library)
+
+    def rates(self) -> Any:
+        """The drop rate of every item and how many users have it: ``item_id``, ``rate``, ``likes``."""
+        self.fitted_ids()  # an error before fit
+        if isinstance(self.model_, Linear):
+            raise DropoutError(f"rates: want a method with masks, got {self.choice.method!r}")
+        rate = (1 - self.model_.keep).cpu().expand(len(self.items_)).numpy()
+        columns = {"item_id": self.items_, "rate": pl.Series(rate.copy()), "likes": pl.Series(self.likes_)}
+        return to_frame(columns, self.library)
+
+    def evaluate(self, held_out: Any, *, samples: int | None = None, **measures: Any) -> Report:
+        """Recall and NDCG on held-out users, see :func:`lbdrop.recommend.evaluate`.
+
+        Args:
+            held_out: a :class:`HeldOut` on this model's items; or a dataframe or :class:`Interactions`. For users of
+                :meth:`fit` the held-out items are those they did not have then; of other users with five items a fifth is
+                held out.
+            samples: masks to average; the default is the method's.
+            measures: ``recall`` and ``ndcg``, tuples of k.
+        """
+        held = held_out if isinstance(held_out, HeldOut) else self.fitted_ids().held_out(held_out, self.seed % 2**32)
+        if held.fold_in.shape != (shape := (len(held.users), len(self.items_))):
+            raise DropoutError(
+                f"held_out: want rows of shape {shape}, on this model's items, got {held.fold_in.shape}; pass a dataframe"
+            )
+        if not held.scored:
+            raise DropoutError(
+                f"held_out: want users with items to find, got none among {len(held.users):,}; new users need five known"
+                " items, known ones an item they did not have"
+            )
+        scored = self._scored(self.samples(samples))
+        return evaluate(
+            lambda batch: scored(batch).scores, held, likes=torch.from_numpy(self.likes_), device=device_of(self.model_),
+            batch=users_at_once(len(self.items_)), **measures,
+        )  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------------------- keeping
+
+    def save(self, folder: str | Path, *, histories: bool = True) -> None:
+        """Write the model to a folder; see :mod:`lbdrop.recommend.saving`.
+
+        Args:
+            folder: made if necessary; replaces a saved model.
+            histories: save what each user has, so that :meth:`recommend` takes ids of users. Without, it needs their histories,
+                and the folder has no data of any user.
+        """
+        self.fitted_ids()  # an error before fit
+        saving.write(Path(folder), self.saved(self.interactions_ if histories else None))
+
+    def saved(self, interactions: Interactions | None) -> saving.Saved:
+        """The content of this model's folder, with these histories."""
+        settings = self.choice.options if self.settings_ is None else asdict(self.settings_)
+        header = {
+            "method": self.choice.method, "settings": settings, "seed": self.seed, "at_least": self.at_least,
+            "library": self.library, "items": len(self.items_),
+            "users": None if interactions is None else len(interactions.users),
+            "history": None if self.history_ is None else asdict(self.history_), "provenance": provenance(),
+        }  # fmt: skip
+        return saving.Saved(header, self.state(), self.items_, self.likes_, interactions)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The learned tensors by name."""
+        return self.model_.state if isinstance(self.model_, Linear) else self.model_.state_dict()
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> "Recommender":
+        """Read back what :meth:`save` wrote; the loaded model gives the same bits."""
+        place = Path(folder)
+        saved = saving.read(place)
+        header = saved.header
+        try:
+            new = cls(seed=header["seed"], at_least=header["at_least"], device=device)
+            if header["method"] in LINEAR:
+                new.choice = choose_method(header["method"], None, header["settings"])
+            else:
+                new.choice = choose_method(settings_from_dict(header["settings"]), None, {})
+                new.settings_, new.history_ = new.choice.settings, training.History(**header["history"])
+        except (DropoutError, TypeError) as error:
+            raise DropoutError(f"{place / saving.HEADER}: {error}") from error
+        new.model_ = saving.rebuild(place, saved, new.choice, device)
+        new.library = header["library"]
+        new.items_, new.likes_, new.interactions_ = saved.items, saved.likes, saved.interactions
+        return new
+
+    # ---------------------------------------------------------------------------------------------------------- pieces
+
+    def fitted_ids(self) -> FittedIds:
+        """Ids and histories of fit; an error before fit."""
+        if not hasattr(self, "model_"):
+            raise DropoutError("this recommender is not fitted; call fit(interactions) first")
+        return FittedIds(self.items_, self.interactions_, self.at_least, self.library)
+
+    def samples(self, samples: int | None = None) -> int:
+        """The number of masks to average; 0 for a model without masks."""
+        if samples is not None and samples < 0:
+            raise DropoutError(f"samples: want 0 (no masks) or more, got {samples}")
+        if self.settings_ is None or self.settings_.dropout == "none":
+            return 0
+        return self.settings_.samples if samples is None else samples
+
+    def _scored(self, samples: int) -> Scoring:
+        return with_fallback(
+            scoring(self.model_, samples, self.seed), popularity_scores(self.likes_).to(device_of(self.model_))
+        )
+
+    def _query(
+        self, k: int, filter_viewed: bool, items_to_recommend: Any, samples: int | None, batch: int | None = None
+    ) -> Query:
+        items = None
+        if items_to_recommend is not None:
+            indices = positions(id_series(items_to_recommend, "items_to_recommend"), self.items_, "items_to_recommend")
+            if not (indices >= 0).any():
+                raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(indices):,}")
+            items = tuple(np.unique(indices[indices >= 0]).tolist())
+        return Query(k, filter_viewed, items, self.samples(samples), batch)
+
+    def best(self, rows: csr_array, query: Query) -> Iterator[Best]:
+        """The best items of these rows, one batch at a time."""
+        device, allowed = device_of(self.model_), None
+        if query.items is not None:
+            allowed = torch.zeros(len(self.items_), dtype=torch.bool)
+            allowed[list(query.items)] = True
+            allowed = allowed.to(device)
+        with torch.no_grad():
+            yield from best_items(
+                self._scored(query.samples), Rows.from_csr(rows, device), query.k,
+                filter_viewed=query.filter_viewed, allowed=allowed, batch=query.batch,
+            )  # fmt: skip

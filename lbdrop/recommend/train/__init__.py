@@ -1,0 +1,1 @@
+"""Training epoch by epoch, with its measures on held-out users."""

@@ -1,0 +1,147 @@
+r"""A training step as one CUDA graph: a step launches a few copies and a replay instead of hundreds of kernels.
+
+On a large GPU the kernels of a step take a fraction of a millisecond and their launches several. A recorded
+step takes only the kernels' time. A recording has fixed shapes and addresses, so batches are copied into buffers
+(:class:`FixedBatch`), and the padding entries belong to one more user of weight 0.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lbdrop._torch import copy_many
+from lbdrop.recommend.data.rows import Batch, Rows
+
+__all__ = ["FixedBatch", "GraphRecorder"]
+
+WARM_UP_STEPS = 3
+"""Steps before a recording, as the docs of torch.cuda.graph want, so that libraries and the optimiser are set up."""
+
+
+class FixedBatch:
+    """A batch of fixed shape: ``size`` users and room for ``capacity`` entries.
+
+    Rows are rounded up to a multiple of eight, which is faster on a GPU; the first padding row has all padding entries.
+    """
+
+    def __init__(self, size: int, items: int, capacity: int, device: torch.device):
+        self.size, self.items, self.capacity = size, items, capacity
+        rows = -(-(size + 1) // 8) * 8
+        self.user = torch.full((capacity,), size, dtype=torch.int64, device=device)
+        self.item = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.number = torch.zeros(rows, dtype=torch.int64, device=device)
+        # Not 0: a division must not give infinity, because 0 × infinity is NaN.
+        self.counts = torch.ones(rows, device=device)
+        self.share = torch.zeros(rows, device=device)
+        self.share[:size] = 1 / size
+        self.offsets = torch.full((rows,), capacity, dtype=torch.int64, device=device)
+        self.filled = 0
+
+    @classmethod
+    def for_batches_of(cls, rows: Rows, size: int) -> "FixedBatch":
+        """Room for nearly every batch of ``size`` random rows: the mean plus five standard deviations."""
+        counts = np.diff(rows.starts)
+        room = size * counts.mean() + 5 * np.sqrt(size) * counts.std()
+        return cls(size, rows.items, max(-(-int(room) // 1024) * 1024, 1024), rows.device)
+
+    def fits(self, batch: Batch) -> bool:
+        return batch.size == self.size and len(batch.item) <= self.capacity and batch.value is None
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch in; entries left from a longer batch go to the padding row, where their items do not matter."""
+        entries, size = len(batch.item), self.size
+        copy_many(
+            [self.user[:entries], self.item[:entries], self.number[:size], self.offsets[:size]],
+            [batch.user, batch.item, batch.number, batch.offsets],
+        )
+        self.counts[:size].copy_(batch.counts)
+        if entries < self.filled:
+            self.user[entries : self.filled].fill_(size)
+        self.filled = entries
+        self.offsets[size].fill_(entries)
+
+    def batch(self) -> Batch:
+        """The buffers as a batch for the model."""
+        return Batch(
+            user=self.user,
+            item=self.item,
+            size=len(self.counts),
+            items=self.items,
+            number=self.number,
+            counts=self.counts,
+            offsets=self.offsets,
+            cell=torch.add(self.item, self.user, alpha=self.items),
+            share=self.share,
+        )
+
+
+Step = Callable[[Batch, Tensor, tuple[Batch, Batch] | None], None]
+
+
+class GraphRecorder:
+    """Runs steps; after a few, records each kind of step and replays the recording.
+
+    Args:
+        step: one step: losses, backward, optimiser. Draws from torch's global generator, which a graph can replay.
+        optimizer: its gradients are set to None before and after a recording, which has its own.
+        rows: the training rows.
+        size: users a batch; other batches run unrecorded.
+        held_out: fold-in and held-out rows, if steps use them.
+    """
+
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int, held_out: Any = None):
+        self.step, self.optimizer = step, optimizer
+        self.fixed = FixedBatch.for_batches_of(rows, size)
+        self.pair = None if held_out is None else tuple(FixedBatch.for_batches_of(each, size) for each in held_out)
+        self.beta = torch.zeros((), device=rows.device)
+        self.runs: dict[Any, int] = {}
+        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self.side = torch.cuda.Stream()
+
+    def __call__(self, kind: str, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        key = (kind, pair is not None)
+        if not self._fits(batch, pair):
+            self._unrecorded(batch, beta, pair)
+        elif self.runs.get(key, 0) < WARM_UP_STEPS:
+            self.runs[key] = self.runs.get(key, 0) + 1
+            self._unrecorded(batch, beta, pair)
+        else:
+            self._fill(batch, beta, pair)
+            if key not in self.graphs:
+                self.graphs[key] = self._record(pair is not None)
+            self.graphs[key].replay()
+
+    def _fits(self, batch: Batch, pair: tuple[Batch, Batch] | None) -> bool:
+        if not self.fixed.fits(batch):
+            return False
+        if pair is None or self.pair is None:
+            return True
+        return all(fixed.fits(each) for fixed, each in zip(self.pair, pair, strict=True))
+
+    def _fill(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        self.fixed.fill(batch)
+        self.beta.copy_(beta)
+        if pair is not None and self.pair is not None:
+            for fixed, each in zip(self.pair, pair, strict=True):
+                fixed.fill(each)
+
+    def _unrecorded(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+        # On a side stream, because gradients made on the default stream could not be recorded later.
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.step(batch, beta, pair)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _record(self, held_out: bool) -> torch.cuda.CUDAGraph:
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            pair = None
+            if held_out and self.pair is not None:
+                pair = (self.pair[0].batch(), self.pair[1].batch())
+            self.step(self.fixed.batch(), self.beta, pair)
+        self.optimizer.zero_grad(set_to_none=True)
+        return graph

@@ -1,0 +1,248 @@
+r"""The training loop, on Lightning Fabric: nothing in it waits for the device before the end of an epoch.
+
+$$ \beta_t = \min(\beta_{\text{cap}},\, t / T) $$
+
+Batches are made on the device, a step is one backward pass and one fused Adam step, and losses are read once an epoch. A step
+with a NaN or infinity is recorded on the device and changes no parameter (:mod:`lbdrop.recommend.train.step_guard`). The order
+and noise of an epoch come from the seed and the epoch's number, so a resumed run has the same draws. Fabric gives precision
+(bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every batch, with its own
+noise, and gradients of weights and rates are averaged.
+
+Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., Self-Tuning Networks, ICLR 2019 (rates that
+follow held-out users).
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lbdrop.dropout import FURTHEST_LOGIT
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.model.networks import LARGE_CATALOGUE
+from lbdrop.recommend.model.settings import Settings
+from lbdrop.recommend.model.vae import VAE, Losses
+from lbdrop.recommend.train.cuda_graphs import GraphRecorder
+from lbdrop.recommend.train.evaluate import HeldOutRows
+from lbdrop.recommend.train.step_guard import StepGuard
+
+__all__ = ["Loop", "launch"]
+
+Part = Literal["both", "encoder", "decoder"]
+
+
+class Loop:
+    """The state of training: data, model, optimiser, and the number of steps."""
+
+    def __init__(
+        self,
+        model: VAE,
+        rows: Rows,
+        settings: Settings,
+        fabric: Any,
+        *,
+        held_out: HeldOutRows | None = None,
+        seed: int = 0,
+        held_out_every: int = 2,
+        recorded: bool | None = None,
+    ):
+        self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
+        # Recording does not help a large catalogue, where a step takes much longer than its launches.
+        recordable = fabric.device.type == "cuda" and fabric.world_size == 1 and model.items <= LARGE_CATALOGUE
+        self.seed, self.recorded = seed, recordable if recorded is None else recorded
+        groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            groups, lr=settings.lr, fused=True, capturable=self.recorded
+        )
+        self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if self.recorded and settings.final_lr < 1:  # tensors, so that a recording reads their current values
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(group["lr"], device=fabric.device)
+        self.guard = StepGuard(model, self.optimizer, fabric.device)
+        self.held_out, self.held_out_every = held_out if settings.rule == "self-tuning" else None, held_out_every
+        self.step, self.frozen = 0, False
+        step = _Step(model)
+        # The wrapper averages gradients over processes; a single process does not need it.
+        self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
+        self.recorder = (
+            GraphRecorder(self._step, self.optimizer, rows, settings.batch, self.held_out) if self.recorded else None
+        )
+
+    def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
+        """One epoch; encoder and decoder in turn where the settings say so."""
+        start = time.perf_counter()
+        encoder: list[Part] = ["encoder"]
+        parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
+        order, noise, tuning = self._generators(number)
+        self.model.train()
+        self._set_learning_rates(number)
+        self.frozen = number > math.ceil(self.settings.settle * self.settings.epochs)
+        self.model.offset_scale.fill_(0.0 if self.frozen else self.settings.offset_scale)
+        self.guard.begin(number)
+        try:
+            for index, part in enumerate(parts):
+                if self.settings.alternate:
+                    self.model.train_only(part)
+                if part == "decoder":
+                    self.model.end_of_epoch()  # so that the decoder learns under the prior of the current encoder
+                self.guard.begin_sums()
+                self._pass(part, order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
+        finally:
+            if self.settings.alternate:
+                self.model.train_only("both")
+        if not self.settings.alternate:
+            self.model.end_of_epoch()
+        total = self.guard.losses / self.rows.steps(self._size, self.fabric.world_size)
+        self.guard.end()
+        means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the only wait of the epoch
+        return {
+            "epoch": number,
+            "seconds": time.perf_counter() - start,
+            **dict(zip(("loss", "nll", "kl", "mask_kl"), means, strict=True)),
+            "beta": self.settings.beta(self.step - 1),
+            "keep": float(self.model.keep.mean()),
+            "validation": None,
+        }
+
+    def _pass(
+        self,
+        part: Part,
+        order: torch.Generator,
+        noise: torch.Generator | None,
+        tuning: torch.Generator,
+        advance: Callable[[float], None],
+    ) -> None:
+        """Every user once."""
+        fabric, size = self.fabric, self._size
+        steps = self.rows.steps(size, fabric.world_size)
+        batches = self.rows.batches(
+            size, shuffle=True, generator=order, rank=fabric.global_rank, ranks=fabric.world_size
+        )
+        # The whole schedule at once: a Python number in each step would be a copy to the device in each step.
+        betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
+        pairs = None if self.held_out is None or self.frozen else self._held_out_batches(self.held_out, size, tuning)
+        for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
+            pair = next(pairs) if pairs is not None and (self.step + index) % self.held_out_every == 0 else None
+            if self.recorder is not None:
+                self.recorder(part, batch, beta, pair)
+            else:
+                self._step(batch, beta, pair, noise)
+            if index % 32 == 31:
+                self.guard.poll()
+                advance((index + 1) / steps)
+        self.step += steps
+
+    def _step(
+        self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None, noise: torch.Generator | None = None
+    ) -> None:
+        with self.fabric.autocast():
+            loss = self.loss(_Work(batch, beta, noise, pair))
+        self.fabric.backward(loss.total)
+        self.guard.record(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._hold_rates()
+
+    def _set_learning_rates(self, epoch: int) -> None:
+        for lr, group in zip(self.lrs, self.optimizer.param_groups, strict=True):
+            now = lr * self.settings.lr_share(epoch)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
+
+    def _hold_rates(self) -> None:
+        """Keep rates where they still have a gradient; see :func:`lbdrop.dropout.hold_in_range`."""
+        if self.settings.learns_rates and self.model.masks.logit is not None:
+            lowest = 0.0 if self.settings.dropout == "gaussian" else -FURTHEST_LOGIT
+            self.model.masks.logit.data.clamp_(lowest, FURTHEST_LOGIT)
+
+    @property
+    def _size(self) -> int:
+        """Users a batch in each process."""
+        return -(-self.settings.batch // self.fabric.world_size)
+
+    def _held_out_batches(
+        self, held_out: HeldOutRows, size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Batch, Batch]]:
+        """Pairs of fold-in and held-out rows of the same users, in a new order after each pass over them."""
+        while True:
+            order = torch.randperm(held_out.fold_in.users, generator=generator)
+            yield from zip(*(rows.in_order(order, size) for rows in held_out), strict=True)
+
+    def _generators(self, number: int) -> tuple[torch.Generator, torch.Generator | None, torch.Generator]:
+        """Generators of the order, equal in all processes; of the noise, different in each; of the held-out users' order."""
+        rank = self.fabric.global_rank
+        order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
+        seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
+        if self.recorded:  # a graph replays the global generator
+            torch.manual_seed(seeds[1])
+        return (
+            torch.Generator().manual_seed(seeds[0]),
+            None if self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
+            torch.Generator().manual_seed(seeds[2]),
+        )
+
+
+class _Work:
+    """The input of a step, as an object, so that no wrapper visits its tensors."""
+
+    __slots__ = ("batch", "beta", "generator", "held_out")
+
+    def __init__(
+        self, batch: Batch, beta: Tensor, generator: torch.Generator | None, held_out: tuple[Batch, Batch] | None
+    ):
+        self.batch, self.beta, self.generator, self.held_out = batch, beta, generator, held_out
+
+
+class _Step(nn.Module):
+    """The loss of a step as one forward pass, as wrappers for several processes need it."""
+
+    def __init__(self, model: VAE):
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: _Work) -> Losses:
+        losses = self.model.losses(work.batch, work.beta, work.generator)
+        if work.held_out is None:
+            return losses
+        tuning = self.model.held_out_loss(*work.held_out, work.generator)
+        return losses._replace(total=losses.total + (tuning - tuning.detach()))  # its gradient, not its value
+
+
+def launch(device: torch.device | str | None = None, precision: Any = None, uneven: bool = False) -> Any:
+    """One process on the device, or, under torchrun, one of several.
+
+    Args:
+        device: the default is a GPU, if there is one.
+        precision: Fabric's; the default is bf16-mixed on a GPU and 32-true elsewhere.
+        uneven: whether some parameters get no gradient in some steps, which several processes must know.
+    """
+    try:  # here, because it takes seconds to import, and a model that only recommends does not need it
+        from lightning.fabric import Fabric
+        from lightning.fabric.strategies import DDPStrategy
+    except ModuleNotFoundError as error:
+        raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[recommend]'") from error
+    if precision in ("bf16-true", "16-true", "16-mixed"):
+        raise DropoutError(
+            f"precision: want 'bf16-mixed', '32-true' or '64-true', got {precision!r}; in half precision parameters and their"
+            " small steps would be lost, and float16 has no room for the loss of a long row"
+        )
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    ranks, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    fabric = Fabric(
+        accelerator=device.type,
+        devices=here if ranks > 1 or device.index is None or device.type == "cpu" else [device.index],
+        num_nodes=max(ranks // here, 1),
+        strategy=DDPStrategy(find_unused_parameters=uneven) if ranks > 1 else "auto",
+        precision=precision or ("bf16-mixed" if device.type == "cuda" else "32-true"),
+    )
+    if ranks > 1:
+        fabric.launch()
+    return fabric

@@ -1,0 +1,168 @@
+"""Batches of fixed shape: padding has no influence. (Only the recording itself needs a GPU.)"""
+
+from typing import Literal
+
+import pytest
+import torch
+from scipy.sparse import random_array
+from torch import Tensor
+
+from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.model.networks import ItemTable, aligned_width
+from lbdrop.recommend.model.settings import method
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.cuda_graphs import FixedBatch
+
+NAMES = [
+    "vae",
+    "vae-drop",
+    "sivae-lbd",
+    "sivae-lbd-one",
+    "sivae-concrete",
+    "vae-vamp-drop",
+    "vae-iaf-drop",
+    "recvae",
+    "dae",
+    "cdae",
+]
+
+
+def rows(users: int = 24, items: int = 30, seed: int = 0, density: float = 0.2) -> Rows:
+    return Rows.from_csr(random_array((users, items), density=density, rng=seed).tocsr())
+
+
+def on_a_gpu(model: VAE, path: Literal["dense", "bag"] = "dense") -> None:
+    """Rows written out, as they are there; or summed, as those of a large catalogue are."""
+    for module in model.modules():
+        if isinstance(module, ItemTable):
+            module.path = path
+
+
+def settled(model: VAE, entries: int, users: int) -> None:
+    """Noise that is the same for the same user and entry whatever the shape around them."""
+    g = torch.Generator().manual_seed(3)
+    noise = torch.randn(users, 64, generator=g)
+    uniforms = torch.rand(8, entries, generator=g)
+
+    def latent(batch: Batch, generator: object = None) -> Tensor | None:
+        if not model.settings.variational:
+            return None
+        return torch.cat([noise[: min(batch.size, users)], torch.zeros(max(batch.size - users, 0), 64)])[
+            :, : model.settings.latent
+        ]
+
+    def drawn(count: int, logits: Tensor, generator: object = None) -> Tensor:
+        u = torch.full((count, len(logits)), 0.5)
+        u[:, : min(entries, len(logits))] = uniforms[:count, : len(logits)]
+        return (u < torch.sigmoid(logits.detach())).float() + 0.1 * torch.sigmoid(logits)
+
+    model.latent_noise = latent  # type: ignore[method-assign]
+    model.masks.draw = drawn  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("path", ["dense", "bag"])
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_entries_change_neither_losses_nor_gradients(
+    name: str, path: Literal["dense", "bag"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = rows()
+    fixed = FixedBatch(16, data.items, 1024, torch.device("cpu"))
+    batch = data.batch(list(range(5, 21)))
+    torch.manual_seed(0)
+    model = VAE(
+        data.items,
+        method(
+            name,
+            hidden=8,
+            latent=4,
+            pseudo_inputs=6,
+            flow_hidden=8,
+            mask_kl=0.5 if "sivae" in name else 0.0,
+            items_at_once=7 if path == "bag" else 0,
+        ),
+        users=data.users,
+    )
+    on_a_gpu(model, path)
+    settled(model, len(batch.item), batch.size)
+    u = torch.rand(4, len(batch.item), generator=torch.Generator().manual_seed(4))
+
+    def antithetic(keep: Tensor, n: int, shape: tuple[int, int], generator: object = None) -> object:
+        from lbdrop.estimators import Draw
+
+        wide = torch.full((1, *shape), 0.5)
+        wide[0, :, : len(batch.item)] = u[: shape[0]]
+        return Draw(torch.cat([wide > 1 - keep, wide < keep]).float(), wide[0])
+
+    monkeypatch.setattr("lbdrop.recommend.model.vae.antithetic", antithetic)
+
+    def both(given: Batch) -> tuple[list[float], list[Tensor]]:
+        model.zero_grad()
+        losses = model.losses(given, 0.2)
+        losses.total.backward()
+        return [float(each.detach()) for each in losses], [
+            p.grad.clone() for p in model.parameters() if p.grad is not None
+        ]
+
+    plain, gradients = both(batch)
+    fixed.fill(rows(density=0.6).batch(list(range(16))))  # a longer one before: nothing of it may stay
+    assert fixed.filled > len(batch.item)
+    fixed.fill(batch)
+    padded, filled = both(fixed.batch())
+    assert padded == pytest.approx(plain, rel=1e-4)
+    assert len(filled) == len(gradients) > 0
+    for a, b in zip(filled, gradients, strict=True):
+        assert torch.allclose(a, b, atol=1e-5, rtol=1e-3)
+
+
+def test_padding_entries_do_not_change_the_held_out_loss() -> None:
+    data, held = rows(), rows(seed=1)
+    model = VAE(data.items, method("sivae-lbd-tuned", hidden=8, latent=4))
+    on_a_gpu(model)
+    model._offsets = lambda batch, generator: torch.linspace(-1, 1, 24)[:, None].repeat(2, 1)[: batch.size]  # type: ignore[method-assign]
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "response" in name:
+                p.normal_(std=0.2)
+    pairs = [each.batch(list(range(16))) for each in (data, held)]
+    fixed = [FixedBatch(16, data.items, 512, torch.device("cpu")) for _ in pairs]
+    for one, batch in zip(fixed, pairs, strict=True):
+        one.fill(rows(density=0.6).batch(list(range(16))))  # a longer one before
+        one.fill(batch)
+
+    def slope(fold_in: Batch, wanted: Batch) -> tuple[float, Tensor]:
+        model.zero_grad()
+        loss = model.held_out_loss(fold_in, wanted)
+        loss.backward()
+        assert model.masks.logit is not None
+        assert model.masks.logit.grad is not None
+        return float(loss.detach()), model.masks.logit.grad.clone()
+
+    plain, padded = slope(*pairs), slope(*(one.batch() for one in fixed))
+    assert padded[0] == pytest.approx(plain[0], rel=1e-5)
+    assert torch.allclose(padded[1], plain[1], rtol=1e-4)
+    assert plain[1] != 0
+
+
+def test_batch_over_the_capacity_does_not_fit() -> None:
+    data = rows()
+    fixed = FixedBatch(16, data.items, 60, torch.device("cpu"))
+    assert not fixed.fits(data.batch(list(range(15))))  # another number of users
+    assert not fixed.fits(data.batch(list(range(16))))  # too many entries
+    assert FixedBatch.for_batches_of(data, 16).fits(data.batch(list(range(16))))
+
+
+@pytest.mark.parametrize("likelihood", ["multinomial", "logistic"])
+def test_padding_columns_change_nothing(likelihood: str) -> None:
+    data = rows(items=30)
+    batch = data.batch(list(range(8)))
+    model = VAE(data.items, method("vae", hidden=8, latent=4, likelihood=likelihood)).double()
+    eta = torch.randn(8, 4, dtype=torch.float64)
+    found = []
+    for width in (None, aligned_width(data.items)):
+        model.zero_grad()
+        nll = model.nll(model.decoder(eta, None, width), batch)
+        nll.sum().backward()
+        found.append((nll.detach(), [p.grad.clone() for p in model.decoder.parameters() if p.grad is not None]))
+    assert aligned_width(30) == aligned_width(64) == 64
+    assert torch.allclose(found[0][0], found[1][0])
+    assert all(torch.allclose(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
