@@ -5,21 +5,22 @@ balanced and self-tuned ones where their rule begins, unless their name says oth
 validation examples that the grid is chosen on; these two then train on them too, as a fixed rate that is retrained does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 import lbdrop
+from experiments.rates.batches import Batches
 from experiments.rates.record import CONTESTANTS, Contestant
-from experiments.rates.tasks import Data, Pair, Task
+from experiments.rates.tasks import Data, Task
 from experiments.rival_rules.mask_prior import MaskPrior
 from experiments.rival_rules.one_step import OneStep
 from experiments.rival_rules.self_tuning import SelfTuning
 from lbdrop import Balanced, Bound, Objective
 from lbdrop.errors import DropoutError
 
-__all__ = ["RATE_LR", "RELEASING", "Batches", "build_network", "build_objective", "chosen"]
+__all__ = ["RATE_LR", "RELEASING", "build_network", "build_objective", "chosen"]
 
 RATE_LR = 0.01
 RELEASING: dict[str, type[SelfTuning | Balanced]] = {"self-tuning": SelfTuning, "balanced": Balanced}
@@ -60,23 +61,6 @@ def build_objective(
         return Objective(network, MaskPrior(task.of.masks_that_matter(data.train[1])), estimator=estimator)
     rule = Bound(network, examples, weight=float(contestant.rule == "kl") / pieces)
     return Objective(network, rule, estimator=estimator)
-
-
-class Batches:
-    """Examples in batches, in a new order every time they are gone through; a last one that is short is left out."""
-
-    def __init__(self, examples: Pair, size: int, generator: torch.Generator):
-        self.examples, self.size, self.generator = examples, min(size, len(examples[0])), generator
-
-    def __len__(self) -> int:
-        return len(self.examples[0]) // self.size
-
-    def __iter__(self) -> Iterator[Pair]:
-        # Drawn on the CPU, so that a seed has the same batches on every device.
-        order = torch.randperm(len(self.examples[0]), generator=self.generator).to(self.examples[0].device)
-        for rows in order.split(self.size)[: len(self)]:
-            # By index_select: indexing finds the place of every single number, and takes five times as long.
-            yield self.examples[0].index_select(0, rows), self.examples[1].index_select(0, rows)
 
 
 def chosen(name: str, task: Task) -> list[Contestant]:

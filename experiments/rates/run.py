@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import lbdrop
-from experiments.rates.contestants import RATE_LR, RELEASING, Batches, build_network, build_objective
+from experiments.rates.batches import Batches
+from experiments.rates.contestants import RATE_LR, RELEASING, build_network, build_objective
 from experiments.rates.record import Contestant
 from experiments.rates.tasks import DATA, Pair, Task
 from experiments.rival_rules.one_step import OneStep

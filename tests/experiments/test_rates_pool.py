@@ -17,6 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from experiments import processes
 from experiments.commands import reproduce_rates
 from experiments.rates import pool, run
 from experiments.rates.pool import Job
@@ -104,7 +105,7 @@ def test_out_of_memory_ends_one_run_and_not_the_others(tmp_path: Path, monkeypat
 
 @pytest.mark.process
 def test_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_set_up_worker", partial(os._exit, 9))  # as the kernel does where memory is short
+    monkeypatch.setattr(processes, "_set_up_worker", partial(os._exit, 9))  # as the kernel does where memory is short
     with pytest.raises(DropoutError, match="a process was killed.*try fewer than 2 workers"):
         list(pool.outcomes([Job("digits", "none", seed, tmp_path, epochs=1) for seed in range(2)], 2))
 
