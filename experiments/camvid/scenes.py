@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from experiments.archives import read_npz
 from experiments.vision.camvid import CLASSES, PALETTE, Scenes
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz
 
 __all__ = ["Maps", "images", "palette", "read_maps", "strips_png"]
 

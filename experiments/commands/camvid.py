@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
+from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.errors import needs_extra
 
 __all__ = ["camvid"]
 
@@ -44,7 +45,7 @@ def camvid(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        with importing_experiments("vision"):
+        with needs_extra("vision"):
             import torch
 
             from experiments.camvid import recipes, runs

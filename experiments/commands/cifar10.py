@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
+from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.errors import needs_extra
 from lbdrop.guards import processes
 from lbdrop.io.records import write_json
 
@@ -46,7 +47,7 @@ def cifar10(
     """
     console = Console(highlight=False, quiet=not processes.is_first())
     with one_line_errors():
-        with importing_experiments("vision"):
+        with needs_extra("vision"):
             from experiments.cifar10 import recipes
             from experiments.vision.cifar10 import load
             from experiments.vision.tiny_imagenet import load_cached

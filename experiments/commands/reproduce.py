@@ -17,7 +17,7 @@ from experiments.commands.reproduce_collaborative import command
 from experiments.commands.reproduce_rates import rates
 from experiments.toy.record import ESTIMATORS, PARAMETERS
 from lbdrop.cli.common import check_writable, one_line_errors, writing
-from lbdrop.errors import DropoutError
+from lbdrop.errors import needs_extra
 from lbdrop.io.records import write_json
 
 __all__ = ["app", "toy"]
@@ -53,10 +53,8 @@ def toy(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        try:
+        with needs_extra("demo"):
             from experiments.toy import figure, recipes
-        except ModuleNotFoundError as error:
-            raise DropoutError(_missing(error)) from error
         folder = out if out is not None else Path(recipes.__file__).parent / "results"
         names = ("toy.json", "toy.png")
         with writing(folder):
@@ -94,9 +92,3 @@ def toy_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
                 *(f"{found[kind]:.2e}" for kind in ("mean_abs_bias", "mean_std", "mean_mse")),
             )
     return table
-
-
-def _missing(error: ModuleNotFoundError) -> str:
-    if (error.name or "").startswith("experiments"):
-        return "experiments: package not found; it comes with a checkout of lbdrop, after pip install -e ."
-    return f"{error.name}: package not found; the figure wants pip install 'lbdrop[demo]'"

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lbdrop.cli.common import check_writable, importing_experiments, one_line_errors, writing
-from lbdrop.errors import DropoutError
+from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.guards import processes
 from lbdrop.io.records import write_json
 
@@ -57,7 +57,7 @@ def command(name: str) -> Callable[..., None]:
     ) -> None:
         console = Console(highlight=False, quiet=not processes.is_first())
         with one_line_errors():
-            with importing_experiments("recommend,rivals"):
+            with needs_extra("recommend,rivals"):
                 from experiments.collaborative import recipes, samples
                 from lbdrop.recommend.data.prepared import load_prepared
             runs = _runs(recipes, name, method, seed, seeds, rate)

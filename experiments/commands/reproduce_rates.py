@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from lbdrop.cli.common import check_writable, importing_experiments, one_line, one_line_errors, writing
-from lbdrop.errors import DropoutError
+from lbdrop.cli.common import check_writable, one_line, one_line_errors, writing
+from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.guards.processes import device_of_this_process
 
 __all__ = ["rates"]
@@ -52,7 +52,7 @@ def rates(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        with importing_experiments("demo"):
+        with needs_extra("demo"):
             from experiments.rates import contestants, pool, run, table, tasks
         names = [name.strip() for name in contestant.split(",")]
         again = "retrained" in names or names == ["all"]

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from experiments.archives import read_npz
 from experiments.networks.images import check_images
-from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz
+from lbdrop.errors import DropoutError, first_line
 
 __all__ = ["VGG", "Pre"]
 
@@ -261,7 +261,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # a damaged file can fail in any way at all
         raise DropoutError(
-            f"{path}: want a state dict of tensors, got {_reason(error)}; fetch it again, and if it holds a whole model,"
+            f"{path}: want a state dict of tensors, got {first_line(error)}; fetch it again, and if it holds a whole model,"
             " save model.state_dict() of it"
         ) from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -279,7 +279,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise DropoutError(f"{path}: want a safetensors file, got {_reason(error)}; fetch it again") from error
+        raise DropoutError(f"{path}: want a safetensors file, got {first_line(error)}; fetch it again") from error
 
 
 def _found(path: Path) -> None:
@@ -287,8 +287,3 @@ def _found(path: Path) -> None:
         raise DropoutError(
             f"{path}: want a file of weights, got none there; torchvision's VGG files fit, or leave load out"
         )
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from experiments.archives import read_npz
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz
 from lbdrop.io.files import replacing
 
 __all__ = ["head", "load"]

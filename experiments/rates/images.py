@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz, reason
+from experiments.archives import read_npz
+from lbdrop.errors import DropoutError, first_line
 
 __all__ = ["cnn", "digits", "fashion", "mlp"]
 
@@ -108,7 +108,7 @@ def _idx(path: Path) -> np.ndarray:
             raise ValueError(f"magic number {magic:#x}")
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes).copy()
     except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
-        raise DropoutError(f"{path}: want an idx file of bytes, got {reason(error)}; download it again") from error
+        raise DropoutError(f"{path}: want an idx file of bytes, got {first_line(error)}; download it again") from error
 
 
 def mlp(x: Images, rate: float, width: int = 256) -> nn.Sequential:

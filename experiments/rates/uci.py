@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop.errors import DropoutError
-from lbdrop.io.archives import members, reason
+from experiments.archives import members
+from lbdrop.errors import DropoutError, first_line
 
 __all__ = ["LARGE", "LOG_TAU", "SIZES", "Regressor", "hidden", "load"]
 
@@ -52,7 +52,7 @@ def load(name: str, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
         if isinstance(error, DropoutError):
             raise
         raise DropoutError(
-            f"{folder / 'uci.tar'}: want the files of {name}, got {reason(error)}; fetch it again"
+            f"{folder / 'uci.tar'}: want the files of {name}, got {first_line(error)}; fetch it again"
         ) from error
     held_out = len(train) // 5
     train, validation = train[held_out:], train[:held_out]
@@ -94,7 +94,9 @@ def _member(folder: Path, name: str, file: str) -> np.ndarray:
     try:
         table = np.loadtxt(io.BytesIO(content), ndmin=2)
     except (ValueError, OverflowError) as error:
-        raise DropoutError(f"{archive}: {path}: want lines of numbers, got {reason(error)}; fetch it again") from error
+        raise DropoutError(
+            f"{archive}: {path}: want lines of numbers, got {first_line(error)}; fetch it again"
+        ) from error
     if not table.size or not np.isfinite(table).all():
         raise DropoutError(f"{archive}: {path}: want finite numbers, got inf, nan or none; fetch it again")
     return table

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.report.page import Chapter, document, write_files
 from experiments.report.records import files as json_files
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.io.records import read_json
 
 __all__ = ["KINDS", "PAGE", "Grid", "Kind", "Part", "Report", "compose", "write"]
@@ -57,10 +57,8 @@ class Kind:
     """Its folder below what the reader gave as ``--data``, if that holds the data of several kinds."""
 
     def part(self, files: Sequence[Path], data: Path | None) -> Part:
-        try:
+        with needs_extra(self.extra):
             return import_module(self.module).part(files, data)
-        except ModuleNotFoundError as error:
-            raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[{self.extra}]'") from error
 
 
 def _of(experiment: str) -> Callable[[Mapping[str, Any]], bool]:

@@ -38,7 +38,7 @@ from lbdrop.evaluation import Evaluation
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
 from lbdrop.rules.first_epoch import FirstEpoch
-from lbdrop.rules.held_out import HeldOut
+from lbdrop.rules.held_out import HeldOut, size_of
 from lbdrop.rules.measurements import Measurements, losses_at, shift_sums, sums_of
 from lbdrop.rules.rule import Phase
 
@@ -132,7 +132,7 @@ class SelfTuning:
         self.began = 0  # the step at which rates began to move early
         self.off: list[int] = []
         self.first_epoch = FirstEpoch(self.held_out, examples, self.settles, noise_trial.STEPS)
-        self._at_once = self.held_out.batch_size
+        self._at_once = _batch_size(self.held_out)
         self._looks, self._check = 0, ResponseCheck(model, self.layers, self.logits)
 
     @property
@@ -378,3 +378,11 @@ def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: 
     weights["params"] = [p for p in weights["params"] if id(p) not in responses]
     # Relative changes per logit, so of the rates' scale whatever that of the weights is.
     return [weights, rates, {**rates, "params": list(responses.values())}] if responses else [weights, rates]
+
+
+def _batch_size(held_out: HeldOut) -> float:
+    """How many examples the next batch has; infinite where that cannot be told."""
+    try:
+        return float(size_of(held_out.peek()))
+    except DropoutError:
+        return math.inf

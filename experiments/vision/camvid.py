@@ -22,8 +22,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from experiments.archives import Member, members
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import Member, members
 
 __all__ = ["CLASSES", "PALETTE", "VOID", "CamVid", "Scenes", "load"]
 

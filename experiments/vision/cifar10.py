@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from torch import Tensor
 
-from lbdrop.errors import DropoutError
-from lbdrop.io.archives import members, read_npz, reason
+from experiments.archives import members, read_npz
+from lbdrop.errors import DropoutError, first_line
 
 __all__ = [
     "CLASSES",
@@ -324,7 +324,7 @@ def _pickled(name: str, data: bytes, count: int) -> Rows:
         raise DropoutError(f"{name}: {error}; do not open this file, fetch the official one") from None
     except Exception as error:  # a damaged pickle can fail in any way at all
         raise DropoutError(
-            f"{name}: want a pickled batch, got {type(error).__name__}: {reason(error)}; fetch it again"
+            f"{name}: want a pickled batch, got {type(error).__name__}: {first_line(error)}; fetch it again"
         ) from error
     batch = batch if isinstance(batch, dict) else {}
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}

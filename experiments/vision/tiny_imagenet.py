@@ -26,9 +26,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from experiments.archives import Member, members, read_npz
 from experiments.vision.batches import as_input
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import Member, members, read_npz
 
 __all__ = ["LOOKALIKES", "OVERLAP", "WNIDS", "Kin", "Validation", "cache", "foreign", "load", "load_cached"]
 

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from experiments.rival_rules.self_tuning import parameter_groups
 from lbdrop.dropout import noise_layers
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 from lbdrop.guards import processes
-from lbdrop.io.archives import reason
 from lbdrop.io.files import replacing
 from lbdrop.objective import Objective
 from lbdrop.rules.rule import HeldOutRule
@@ -189,7 +188,9 @@ def _epochs_done(path: Path, module: nn.Module) -> int:
         saved = {name: tuple(tensor.shape) for name, tensor in found["state_dict"].items()}
         missing = {"epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers"} - found.keys()
     except Exception as error:  # a damaged file can fail in any way at all
-        raise DropoutError(f"{path}: want the state of a run, got {reason(error)}; delete it to start anew") from error
+        raise DropoutError(
+            f"{path}: want the state of a run, got {first_line(error)}; delete it to start anew"
+        ) from error
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     differing = sorted(name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name))
     if missing or differing:

@@ -9,7 +9,7 @@ import typer
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["check_writable", "importing_experiments", "one_line_errors", "writing"]
+__all__ = ["check_writable", "one_line_errors", "writing"]
 
 
 @contextmanager
@@ -23,17 +23,6 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         typer.echo(str(error) or "stopped", err=True)
         raise typer.Exit(130) from error
-
-
-@contextmanager
-def importing_experiments(extra: str) -> Iterator[None]:
-    """Imports that need a checkout; a failure says what to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise DropoutError(
-            f"{error.name}: package not found; this command wants a checkout of lbdrop and pip install -e '.[{extra}]'"
-        ) from error
 
 
 def one_line(text: str) -> str:

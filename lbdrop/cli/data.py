@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.laboratory import laboratory
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 
 __all__ = ["RESEARCH_SETS", "app"]
 
@@ -81,12 +81,8 @@ def prepare(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        try:
+        with needs_extra("recommend"):
             from lbdrop.recommend.data.prepare_own import OWN, prepare_files
-        except ModuleNotFoundError as error:
-            raise DropoutError(
-                f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"
-            ) from error
         rules = {"at_least": at_least, "min_user_items": min_user_items, "min_item_users": min_item_users, "user": user,
                  "item": item, "weight": weight}  # fmt: skip
         if name == OWN and allow_partial:

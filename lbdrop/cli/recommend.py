@@ -14,7 +14,7 @@ from rich.table import Table
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.serve import serve
 from lbdrop.cli.tables import as_fitted, read_table, read_training, scan_table
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.io.records import write_json
 
 if TYPE_CHECKING:
@@ -261,12 +261,8 @@ app.command()(serve)
 
 def _recommender() -> "type[Recommender]":
     # Only now: `lbdrop --help` needs neither the time nor the packages.
-    try:
+    with needs_extra("recommend"):
         from lbdrop.recommend.recommender import Recommender
-    except ModuleNotFoundError as error:
-        raise DropoutError(
-            f"{error.name}: package not found; this command wants pip install 'lbdrop[recommend]'"
-        ) from error
     return Recommender
 
 

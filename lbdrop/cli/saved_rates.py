@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 
 __all__ = ["Item", "Layer", "Rates", "read_rates"]
 
@@ -63,10 +63,8 @@ def read_rates(path: Path) -> Rates:
 
 
 def _recommender(path: Path) -> Rates:
-    try:
+    with needs_extra("recommend"):
         from lbdrop.recommend.recommender import Recommender
-    except ModuleNotFoundError as error:
-        raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[recommend]'") from error
     model = Recommender.load(path, device="cpu")
     table = model.rates()
     rates = torch.tensor(table["rate"].to_list(), dtype=torch.float64)
@@ -95,8 +93,6 @@ def _file(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DropoutError:
         raise
-    except ModuleNotFoundError as error:
-        raise DropoutError(f"{error.name}: package not found; pip install 'lbdrop[vision]'") from error
     except Exception as error:  # damaged files fail in many ways
         whole = type(error).__name__ == "UnpicklingError"  # torch's own words are of what to do to run it
         got = "objects, which might run code" if whole else "a file that is damaged, or of another kind"
@@ -108,7 +104,8 @@ def _file(path: Path) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import safe_open
+    with needs_extra("vision"):
+        from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) if _is_logit(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from lbdrop.cli.common import one_line_errors
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 
 __all__ = ["serve"]
 
@@ -49,10 +49,8 @@ def serve(
         from lbdrop.recommend.recommender import Recommender
         from lbdrop.serve import create_app, read_titles
 
-        try:
+        with needs_extra("serve"):
             import uvicorn
-        except ModuleNotFoundError as error:
-            raise DropoutError("uvicorn: package not found; pip install 'lbdrop[serve]'") from error
         torch.set_num_threads(threads)
         with listening(host, port) as at:
             named = None if titles is None else read_titles(titles)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 from lbdrop.io.files import replacing
 
 __all__ = ["provenance", "read_json", "write_json"]
@@ -51,7 +51,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise DropoutError(f"{path}: could not be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
-        raise DropoutError(f"{path}: want JSON, got {str(error).splitlines()[0][:200]}; write it again") from error
+        raise DropoutError(f"{path}: want JSON, got {first_line(error)}; write it again") from error
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

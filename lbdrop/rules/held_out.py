@@ -50,14 +50,6 @@ class HeldOut:
         except TypeError:
             return math.inf
 
-    @property
-    def batch_size(self) -> float:
-        """How many examples the next batch has; infinite where that cannot be told."""
-        try:
-            return float(size_of(self.peek()))
-        except DropoutError:
-            return math.inf
-
     def restart(self) -> None:
         """Start anew, as at the start of an epoch: a resumed run then sees the same batches. Released examples go on."""
         self._stream = self._endless()

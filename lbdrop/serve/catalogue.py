@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 
 __all__ = ["Catalogue", "index_by_text", "json_ids", "read_titles"]
 
@@ -35,8 +35,7 @@ def read_titles(path: Path) -> dict[str, str]:
     try:
         table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DropoutError(f"{path}: cannot be read as a table: {reason}") from error
+        raise DropoutError(f"{path}: cannot be read as a table: {first_line(error)}") from error
     if missing := {"item_id", "title"} - set(table.columns):
         raise DropoutError(f"{path}: want the columns item_id and title, got {table.columns} without {sorted(missing)}")
     rows = table.select(pl.col("item_id", "title").cast(pl.String)).drop_nulls()

@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from experiments.commands import reproduce
 from experiments.toy import recipes
 from experiments.toy.record import ESTIMATORS
 from lbdrop.cli import app
@@ -157,14 +155,3 @@ def test_same_seed_gives_the_same_numbers() -> None:
     first, second = recipes.run(settings), recipes.run(settings)
     for part in ("network", "surfaces", "trace", "networks"):
         assert first[part] == second[part]
-
-
-def test_command_without_experiments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "experiments", None)
-    result = CliRunner().invoke(reproduce.app, ["toy", "--out", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "experiments: package not found" in result.output
-    assert len(result.output.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())

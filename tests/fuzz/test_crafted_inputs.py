@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from benchmarks.fuzz import READERS, check
 from benchmarks.fuzz_changes import HOSTILE, Files
+from experiments.archives import read_npz
 from experiments.vision.batches import Batches
 from experiments.vision.train import Schedule, fit
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz
 
 
 def files(name: str) -> Files:

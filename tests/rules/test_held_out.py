@@ -46,7 +46,6 @@ def test_batches_come_again_and_again_and_looking_ahead_takes_none() -> None:
 def test_examples_are_released_each_once_before_any_comes_again(batches: Any, distinct: float) -> None:
     data = held_out(batches)
     assert data.distinct == distinct
-    assert data.batch_size == 3
     mixed = torch.cat([data.mixed((torch.full((2,), -1),), examples=15)[0] for _ in range(20)])  # 5 of 20 are held out
     assert len(mixed) == 40
     assert Counter(mixed[mixed >= 0].tolist()) == dict.fromkeys(range(5), 2)
@@ -80,6 +79,5 @@ def test_later_batches_in_another_structure_are_refused() -> None:
 
 def test_batches_without_tensors_have_no_size_and_cannot_be_counted() -> None:
     data = HeldOut([("text",)], LIKE)
-    assert data.batch_size == math.inf
     with pytest.raises(DropoutError, match="held_out: want batches of tensors, got none in one; pass examples=None"):
         data.count()

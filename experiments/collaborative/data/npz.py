@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from experiments.archives import read_npz
 from experiments.collaborative.data.official_files import File
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import read_npz
 
 __all__ = ["arrays"]
 

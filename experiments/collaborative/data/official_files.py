@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 
 import polars as pl
 
+from experiments.archives import members
 from lbdrop.errors import DropoutError
-from lbdrop.io.archives import members
 from lbdrop.recommend.data.streaming_csr import Progress
 
 __all__ = ["Block", "File", "Format", "Progress", "Ratings", "blocks", "check_count", "find", "parsed", "text_lines"]

@@ -22,8 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from scipy.sparse import csr_array
 
-from lbdrop.errors import DropoutError
-from lbdrop.io.archives import reason
+from lbdrop.errors import DropoutError, first_line
 from lbdrop.io.files import replacing
 from lbdrop.io.records import read_json, write_json
 from lbdrop.recommend.data.interactions import Interactions
@@ -125,7 +124,7 @@ def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
         if isinstance(error, DropoutError):
             raise
         raise DropoutError(
-            f"{folder}: want a prepared data set, got {type(error).__name__} ({reason(error)}); prepare it again"
+            f"{folder}: want a prepared data set, got {type(error).__name__} ({first_line(error)}); prepare it again"
         ) from error
 
 

@@ -17,7 +17,6 @@ from experiments.rival_rules.slopes import Slopes
 from lbdrop import Objective
 from lbdrop.dropout import logit_of
 from lbdrop.integrations.rates import Whole
-from lbdrop.rules.held_out import HeldOut
 from lbdrop.rules.measurements import Measurements, shift_sums, sums_of
 
 ODDS = torch.tensor(0.5)
@@ -234,7 +233,6 @@ def test_distinct_batches_are_counted_and_a_stream_has_any_number() -> None:
         rule = SelfTuning(model, held_out, steps=10, example=x)
         rule.first_epoch.note(evaluation, torch.device("cpu"))
         assert rule.first_epoch.distinct == count
-    assert HeldOut([(object(),)], x).batch_size == math.inf
 
 
 def test_rate_at_the_edge_is_off_by_examples_that_differ() -> None:

@@ -22,9 +22,14 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 
-__all__ = ["BROKEN", "Member", "members", "read_npz", "reason"]
+__all__ = [
+    "BROKEN",
+    "Member",
+    "members",
+    "read_npz",
+]
 
 MAX_PIECE = 1 << 26
 """Bytes read from a tar at once."""
@@ -43,12 +48,6 @@ BROKEN = (
 """What reading a damaged archive can raise, beside OSError without a number."""
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 UNPACK: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error's message, or its class if it has none."""
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 # ----------------------------------------------------------------------------------------------------------- zip, tar
@@ -80,7 +79,7 @@ def members(path: Path) -> Iterator[list[Member]]:
     except (*BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, not of the archive
-        raise DropoutError(f"{path}: want a whole zip or tar, got {reason(error)}; fetch it again") from error
+        raise DropoutError(f"{path}: want a whole zip or tar, got {first_line(error)}; fetch it again") from error
 
 
 def _zipped(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
@@ -161,7 +160,7 @@ def read_npz(
     except DropoutError:
         raise
     except Exception as error:  # a damaged zip or header can fail in any way
-        raise DropoutError(reason(error)) from error
+        raise DropoutError(first_line(error)) from error
 
 
 def _array(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:

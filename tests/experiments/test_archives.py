@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import archives
+from experiments.archives import members, read_npz
 from lbdrop.errors import DropoutError
-from lbdrop.io import archives
-from lbdrop.io.archives import members, read_npz
 
 
 def tar_of(path: Path, *infos: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> Path:
