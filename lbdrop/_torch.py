@@ -4,9 +4,10 @@ A private name of torch may change with any release. No other file uses one; ``t
 each behaves, under the oldest and the newest torch that ``pyproject.toml`` allows.
 """
 
+import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ __all__ = [
     "fabric_forward_module",
     "has_forward_pre_hooks",
     "indicator",
+    "inside_backward",
     "inside_non_reentrant_checkpoint",
     "inside_transform",
     "is_batched",
@@ -44,6 +46,7 @@ __all__ = [
     "remove_forward_hooks",
     "set_attention_has_one_weight",
     "set_recurrent_weights",
+    "slow_lanes_unreported",
     "transparent",
     "tree_flatten",
     "tree_map",
@@ -66,6 +69,24 @@ def inside_transform() -> bool:
 def is_batched(tensor: Tensor) -> bool:
     """Whether a tensor has an axis that only ``vmap`` sees: it depends on the mask, and dies with the transform."""
     return torch._C._functorch.is_batchedtensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_unreported_lock, _unreported = threading.Lock(), [0]
+
+
+@contextmanager
+def slow_lanes_unreported() -> Iterator[None]:
+    """Do not warn about operations that ``vmap`` runs lane by lane; the switch is one for all threads, so they are counted."""
+    functorch: Any = torch._C._functorch
+    with _unreported_lock:
+        _unreported[0] += 1
+        functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        with _unreported_lock:
+            _unreported[0] -= 1
+            functorch._set_vmap_fallback_warning_enabled(not _unreported[0])
 
 
 def any_autocast_enabled() -> bool:
@@ -121,6 +142,11 @@ def after_backward(callback: Callable[[], None]) -> None:
     """From a hook in a backward pass: call this when all of the pass is queued, which is before any optimiser step."""
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportAttributeAccessIssue]
     engine.queue_callback(callback)
+
+
+def inside_backward() -> bool:
+    """Whether the caller runs in a backward pass, as a checkpointed block does when it is computed again."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def inside_non_reentrant_checkpoint() -> bool:

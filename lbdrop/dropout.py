@@ -11,7 +11,7 @@ Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2
 import math
 import warnings
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from lbdrop._torch import indicator
 from lbdrop.errors import DropoutError
+from lbdrop.sources import source_of
 
-__all__ = ["LearnableDropout", "MaskSource", "NoiseLayer", "Scale", "learned_layers", "logit_of", "noise_layers"]
+__all__ = ["LearnableDropout", "NoiseLayer", "Scale", "learned_layers", "logit_of", "noise_layers"]
 
 Scale = Literal["inverted", "none", "alpha"]
 
@@ -30,13 +31,6 @@ FURTHEST_LOGIT = math.log(999)
 
 # The value that a dropped SELU activation takes: -λα of Klambauer et al. 2017.
 SELU_FLOOR = -1.7580993408473766
-
-
-@runtime_checkable
-class MaskSource(Protocol):
-    """Gives a layer the mask for its input; ``None`` asks for the deterministic pass. See :mod:`lbdrop.masks`."""
-
-    def mask(self, layer: "NoiseLayer", x: Tensor) -> Tensor | None: ...
 
 
 class NoiseLayer(nn.Module):
@@ -111,7 +105,6 @@ class NoiseLayer(nn.Module):
         self.batch_dim = batch_dim
         self.scale: Scale = scale
         self.generator = generator
-        self.source: MaskSource | None = None
         # The number of units and of axes last seen: what one rate stands for in the KL, and what bake has to replace.
         self.width: int | None = units
         self.dims: int | None = None
@@ -154,8 +147,8 @@ class NoiseLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
         self.width, self.dims = 1 if self.examples else x.shape[self._width_dim(x)], x.dim()
-        if self.source is not None:
-            mask = self.source.mask(self, x)
+        if (source := source_of(self)) is not None:
+            mask = source.mask(self, x)
         elif self.training:
             mask = self.draw(1, self.mask_shape(x), x, self.generator)[0]
         else:
@@ -197,7 +190,7 @@ class NoiseLayer(nn.Module):
         """The keep rates that masks are drawn and scaled with, to broadcast against a tensor of ``dims`` axes."""
         # A plain call has no estimator behind it: half of a gradient would be worse than none.
         # Detached before the sigmoid: a recomputed checkpoint has to save what the objective's own pass saved.
-        plain = self.estimated and self.source is None
+        plain = self.estimated and source_of(self) is None
         return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
 
     def gain(self) -> Float[Tensor, "*units"]:

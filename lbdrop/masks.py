@@ -16,7 +16,7 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop.dropout import MaskSource, NoiseLayer, noise_layers
+from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.sources import MaskSource, source_of, use_in
 
 __all__ = [
     "Held",
@@ -67,24 +68,9 @@ class Layout(NamedTuple):
 
 @contextmanager
 def use(model: nn.Module, source: MaskSource) -> Iterator[None]:
-    """Every learned dropout of ``model`` takes its masks from ``source``; afterwards from where it did before."""
+    """Every learned dropout of ``model`` takes its masks from ``source``, in this thread alone."""
     with use_in(noise_layers(model).values(), source):
         yield
-
-
-@contextmanager
-def use_in(layers: Iterable[NoiseLayer], source: MaskSource) -> Iterator[None]:
-    """The same for given layers: to search a model for them takes longer than a small layer takes to run."""
-    # Written past nn.Module, which would first ask whether a source is a parameter, and take as long.
-    states = [vars(layer) for layer in layers]
-    before = [state["source"] for state in states]
-    try:
-        for state in states:
-            state["source"] = source
-        yield
-    finally:
-        for state, source_before in zip(states, before, strict=True):
-            state["source"] = source_before
 
 
 class _Drawn:
@@ -171,7 +157,13 @@ def mirrored(model: nn.Module, draw: Held) -> Iterator[Held]:
 
 @contextmanager
 def _replayed(model: nn.Module, draw: Held, mirror: bool) -> Iterator[Held]:
-    hook = model.register_forward_pre_hook(lambda *_: draw.begin())
+    layer = next(iter(noise_layers(model).values()))
+
+    def begin(*_: object) -> None:
+        if source_of(layer) is draw:  # not where another thread calls the model
+            draw.begin()
+
+    hook = model.register_forward_pre_hook(begin)
     before, draw.mirror = draw.mirror, mirror
     try:
         with use(model, draw):

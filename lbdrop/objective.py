@@ -16,7 +16,7 @@ from lbdrop import estimators
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.evaluation import Evaluation, Runner
-from lbdrop.guards import processes
+from lbdrop.guards import processes, threads
 from lbdrop.guards.logit_range import clamp_logits
 from lbdrop.rules.choice import default_rule, refuse_unused_arguments
 from lbdrop.rules.rule import Rule, StatefulRule
@@ -113,7 +113,10 @@ class Objective:
             clamp_logits(self.layers.values())
         watch.in_step = learning
         try:
-            with processes.per_process_randomness(next(iter(self.layers.values())).logit.device):
+            with (
+                threads.training(self.core),
+                processes.per_process_randomness(next(iter(self.layers.values())).logit.device),
+            ):
                 evaluation = self.evaluation(losses, *batch)
                 result = processes.call_through_wrapper(self._wrapper, lambda: self.rule.loss(evaluation))
         finally:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lbdrop._torch import tree_map, uncompiled
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.guards import threads
 from lbdrop.guards.finite import refuse_infinite_output
 from lbdrop.passes.drawer import IndependentMasks
 from lbdrop.passes.pieces import Plan, plan_pieces, split_rows
@@ -135,8 +136,8 @@ def predict(
         total = len(inputs) if isinstance(inputs, Sized) else None
         batches = track(batches, "predicting", total=total, transient=True, disable=total == 1)
     parts = []
-    with _eval_mode_for_now(core, device), torch.no_grad():
-        generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
+    with threads.predicting(core), _random_state_kept(device), torch.no_grad():
+        generator = generator or torch.Generator(device).manual_seed(_seed())
         plan: Plan | None = None
         for batch in batches:
             batch = batch[0] if isinstance(batch, list | tuple) else batch
@@ -167,17 +168,23 @@ def _default_forward(model: nn.Module, batch: Any) -> Tensor:
     return output
 
 
+def _seed() -> int:
+    """A seed that follows from the global random state, which stays as it is."""
+    return int(torch.randint(2**62, (), generator=torch.default_generator.clone_state()))
+
+
 @contextmanager
-def _eval_mode_for_now(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the block in eval mode; afterwards the modes of all modules and the random state are as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+def _random_state_kept(device: torch.device) -> Iterator[None]:
+    """Put back the global random state, from which a model may draw by itself, unless other threads run models meanwhile."""
+    on_gpu = device.type == "cuda"
+    before, before_gpu = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None
+    try:
+        yield
+    finally:
+        if threads.alone():
+            torch.set_rng_state(before)
+            if before_gpu is not None:
+                torch.cuda.set_rng_state(before_gpu, device)
 
 
 def _run_masks(

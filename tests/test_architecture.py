@@ -10,6 +10,7 @@ PACKAGE = Path(lbdrop.__file__).parent
 LAYERS = (
     ("errors",),
     ("_torch", "io"),
+    ("sources",),
     ("dropout",),
     ("estimators", "masks", "rivals"),
     ("guards",),

@@ -8,8 +8,8 @@ import torch
 from helpers.scenarios import Normed, Plain, Residual, exact_gradient, flat_gradient, squared
 from torch import Tensor, nn
 
-from lbdrop import Bound, DropoutError, Objective, estimators
-from lbdrop.dropout import Scale, learned_layers
+from lbdrop import Bound, DropoutError, Objective, estimators, masks
+from lbdrop.dropout import Scale
 
 UNBIASED = ["arm", "disarm", "rloo-2", "rloo-3", "arms-2", "arms-4", "double-cv", "double-cv-4"]
 # Two rows of data for each; a row of the last is a pair of examples.
@@ -94,9 +94,8 @@ class _Concrete:
 
 def test_concrete_relaxation_is_biased() -> None:
     model, x = Residual("unit", "inverted").double(), torch.randn(2, 3, dtype=torch.double)
-    for layer in learned_layers(model).values():
-        layer.source = _Concrete()
-    drawn = torch.stack([flat_gradient(squared(x.repeat(1000, 1))(model).mean(), model) for _ in range(25)])
+    with masks.use(model, _Concrete()):
+        drawn = torch.stack([flat_gradient(squared(x.repeat(1000, 1))(model).mean(), model) for _ in range(25)])
     assert standard_errors_off(drawn, exact_gradient(model, x, {"drop1": 5, "drop2": 5})) > 4
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lbdrop import DropoutError, LearnableDropout, masks
 from lbdrop.dropout import learned_layers
+from lbdrop.sources import source_of
 
 
 def network(scale="none") -> nn.Module:
@@ -98,7 +99,7 @@ def test_error_inside_a_context_ends_it() -> None:
     net = network()
     with pytest.raises(RuntimeError), masks.held(net):
         net(torch.randn(5, 4))
-    assert all(layer.source is None for layer in learned_layers(net).values())
+    assert all(source_of(layer) is None for layer in learned_layers(net).values())
     assert not net._forward_pre_hooks
 
 

@@ -4,18 +4,18 @@ What does not depend on a mask has no lane axis and is computed once, skip conne
 computed for all masks together, under autocast in its precision (:mod:`lbdrop.passes.autocast`).
 """
 
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from lbdrop._torch import slow_lanes_unreported
 from lbdrop.dropout import NoiseLayer
 from lbdrop.guards.checkpointing import refuse_checkpoint
-from lbdrop.masks import use_in
 from lbdrop.passes.autocast import lane_autocast
 from lbdrop.passes.drawer import Drawer
+from lbdrop.sources import use_in
 
 __all__ = ["run_lanes"]
 
@@ -33,8 +33,7 @@ def run_lanes(
         source.lane = lane
         return function()
 
-    with use_in(layers, source), warnings.catch_warnings(), lane_autocast():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+    with use_in(layers, source), slow_lanes_unreported(), lane_autocast():
         return torch.func.vmap(run_one, randomness="same")(torch.arange(masks)), source.reached
 
 

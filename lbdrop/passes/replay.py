@@ -18,8 +18,8 @@ from lbdrop._torch import tree_flatten, tree_map, write_count
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
-from lbdrop.masks import use_in
 from lbdrop.passes.drawer import Drawer
+from lbdrop.sources import use_in
 
 __all__ = ["run_replay"]
 

@@ -5,6 +5,7 @@ call, and :mod:`lbdrop.passes.replay` serves the models that the first cannot tr
 which engine it needs is remembered.
 """
 
+import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,10 +18,10 @@ from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
 from lbdrop.guards.snapshot import Snapshot
-from lbdrop.masks import use_in
 from lbdrop.passes.drawer import Drawer
 from lbdrop.passes.lanes import run_lanes
 from lbdrop.passes.replay import run_replay
+from lbdrop.sources import use_in
 
 __all__ = ["Drawer", "run"]
 
@@ -28,6 +29,7 @@ Output = TypeVar("Output")
 
 _needs_replay: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], bool]] = WeakKeyDictionary()
 """Whether a model needs replay, by which of its modules are in training mode: BatchNorm changes with it."""
+_first_attempts = threading.RLock()
 
 
 def run(
@@ -46,27 +48,42 @@ def run(
         return _run_one(layers, function, drawer)
     by_mode = _needs_replay.setdefault(model, {})
     mode = tuple(module.training for module in model.modules())
-    if mode in by_mode:
-        return (run_replay if by_mode[mode] else run_lanes)(layers, function, masks, drawer)
+    if mode not in by_mode:
+        with _first_attempts:  # one thread finds out, others wait for it
+            if mode not in by_mode:
+                return _run_first(model, layers, function, masks, drawer, by_mode, mode)
+    return (run_replay if by_mode[mode] else run_lanes)(layers, function, masks, drawer)
+
+
+def _run_first(
+    model: nn.Module,
+    layers: Collection[NoiseLayer],
+    function: Callable[[], Output],
+    masks: int,
+    drawer: Drawer,
+    by_mode: dict[tuple[bool, ...], bool],
+    mode: tuple[bool, ...],
+) -> tuple[Output, set[NoiseLayer]]:
+    """Try lanes, and note in ``by_mode`` whether they do."""
     # A first attempt may stop half way, or leave tensors that live under vmap alone on the model: neither must stay.
-    before = Snapshot(model)
+    before, generator = Snapshot(model), drawer.generator
+    state = None if generator is None else generator.get_state()
     try:
         result = run_lanes(layers, function, masks, drawer)
-        by_mode[mode] = before.holds_lanes(model)
-        if not by_mode[mode]:
+        if not before.holds_lanes(model):
+            by_mode[mode] = False
             return result
     except DropoutError:
         raise
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        by_mode[mode] = True
     before.restore()
-    try:
-        return run_replay(layers, function, masks, drawer)
-    except BaseException:
-        del by_mode[mode]  # the error is the user's own: it says nothing about which engine the model needs
-        raise
+    if generator is not None and state is not None:
+        generator.set_state(state)  # the same masks as in any later run
+    result = run_replay(layers, function, masks, drawer)  # an error here is the user's own, and decides nothing
+    by_mode[mode] = True
+    return result
 
 
 def _run_one(

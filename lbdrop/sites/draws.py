@@ -23,6 +23,7 @@ from lbdrop._torch import remove_forward_hooks, transparent
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import inside_checkpoint
+from lbdrop.sources import source_of
 
 __all__ = ["NAME", "Draws", "Found", "answer_draws", "find_draws", "forget_draws", "innermost_module"]
 
@@ -94,7 +95,7 @@ def _attention(func: Any, args: Any, kwargs: Any) -> Call:
     x = given["query"]
 
     def answer(layer: NoiseLayer) -> Tensor:
-        if layer.source is None and not layer.training and layer.scale != "none":
+        if source_of(layer) is None and not layer.training and layer.scale != "none":
             return func(*args, **kwargs)
         return _attend(layer, **{name: value for name, value in given.items() if name != "dropout_p"})
 
@@ -264,7 +265,7 @@ class _Answers(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             inside, given = transparent(func), signature(func).bind(*args, **kwargs).arguments
             assert inside is not None
-            if any(layer.source is not None for layer in self.layers.values() if isinstance(layer, NoiseLayer)):
+            if any(source_of(layer) is not None for layer in self.layers.values()):
                 given |= {"training": True, "dropout_p": 0.5}  # it draws in training alone; the draw itself is answered
             with self:
                 return inside(**given)
@@ -287,7 +288,7 @@ class _Answers(TorchFunctionMode):
 
     def _check_checkpoint(self, layer: NoiseLayer) -> None:
         """An error where a block of this module is checkpointed: when it runs again, nothing answers its draws."""
-        draws = layer.source is not None or layer.training
+        draws = source_of(layer) is not None or layer.training
         if draws and self.outside_checkpoint and inside_checkpoint():
             raise DropoutError(
                 f"checkpoint: want no dropout inside a checkpointed function of a module, got one in"

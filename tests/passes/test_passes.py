@@ -11,6 +11,7 @@ from lbdrop.dropout import learned_layers
 from lbdrop.passes import run as passes
 from lbdrop.passes.drawer import Drawer
 from lbdrop.rules.measurements import MasksAt
+from lbdrop.sources import source_of
 
 
 class Skip(nn.Module):
@@ -231,7 +232,7 @@ def test_error_in_the_loss_reaches_the_caller_unchanged() -> None:
     model = Skip()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         Objective(model, examples=5)(lambda m: m(torch.randn(5, 9)).sum(1))
-    assert all(layer.source is None for layer in learned_layers(model).values())
+    assert all(source_of(layer) is None for layer in learned_layers(model).values())
 
 
 @pytest.mark.parametrize("derivative", [lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1], lambda f, x, v: torch.func.grad(lambda x: (f(x) * 0.5).sum())(x) * v],

@@ -18,6 +18,7 @@ from experiments.rival_rules.self_tuning import SelfTuning
 from lbdrop import Balanced, Bound, LearnableDropout, Objective, parameter_groups
 from lbdrop.dropout import learned_layers
 from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
+from lbdrop.sources import source_of
 
 STEPS = 40  # rates of rules that follow held-out data are frozen after 16
 EPOCH = 4
@@ -155,7 +156,7 @@ def test_layers_and_state_of_the_model_know_nothing_of_the_rule(name: str) -> No
     run.train(0, 8)
     assert [model[0], model[3]] == layers
     assert [(type(layer), set(vars(layer)), set(layer._modules)) for layer in layers] == attributes
-    assert all(layer.source is None for layer in layers)
+    assert all(source_of(layer) is None for layer in layers)
     assert list(model.state_dict()) == keys
 
 
