@@ -1,6 +1,7 @@
 """``lbdrop recommend serve``: a fitted recommender over HTTP, with a page to try it."""
 
 import ipaddress
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -51,6 +52,9 @@ def serve(
 
         with needs_extra("serve"):
             import uvicorn
+
+            from lbdrop.serve.connections import BACKLOG, LogLimit, bounded_connections, descriptors_for_connections
+            from lbdrop.serve.middleware import SECURITY_HEADERS
         torch.set_num_threads(threads)
         with listening(host, port) as at:
             named = None if titles is None else read_titles(titles)
@@ -60,11 +64,19 @@ def serve(
             console.print(
                 f"{fitted} at http://{where}:{at.getsockname()[1]}/ (Ctrl-C stops)", markup=False, soft_wrap=True
             )
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    app, log_level="warning", access_log=False, timeout_graceful_shutdown=30, server_header=False
-                )
+            config = uvicorn.Config(
+                app,
+                http=bounded_connections(descriptors_for_connections(), SECURITY_HEADERS),
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=30,
+                server_header=False,
+                backlog=BACKLOG,
             )
+            for name in ("uvicorn.error", "asyncio"):
+                logging.getLogger(name).addFilter(LogLimit())
+            server = uvicorn.Server(config)
             try:
                 server.run(sockets=[at])
             except KeyboardInterrupt:  # raised again by uvicorn when all that was asked has been answered

@@ -8,7 +8,7 @@
     GET  /model       method, sizes, versions, limits
     GET  /health      the process answers; /ready: and so does the model
 
-One thread does all the computing, for several requests at once (:mod:`lbdrop.serve.batching`).
+One thread does all the computing, for several requests at once (:mod:`lbdrop.serve.batching`); another searches titles.
 """
 
 import asyncio
@@ -30,16 +30,14 @@ from lbdrop.serve.batch_scoring import EMPTY_HISTORY
 from lbdrop.serve.batching import Batcher, QueueFull
 from lbdrop.serve.errors import ApiError, add_error_handlers
 from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
-from lbdrop.serve.middleware import BodyLimit, HostCheck
-from lbdrop.serve.translation import Translator
+from lbdrop.serve.middleware import SECURITY_HEADERS, BodyLimit, HostCheck, SameSite, SecurityHeaders
+from lbdrop.serve.translation import SearchQuery, Translator
 
 __all__ = ["Limits", "create_app"]
 
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    + SECURITY_HEADERS["Content-Security-Policy"],
     "Cache-Control": "no-cache",
 }
 PAGE_FILES = {
@@ -51,6 +49,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Failure, "description": description}
     for status, description in {
         400: "The body is not JSON.",
+        403: "A web page of another site asks.",
         404: "The model does not know an id.",
         408: "The body arrived too slowly.",
         413: "The body is too large.",
@@ -98,10 +97,14 @@ def create_app(
     batcher: Batcher[HistoryQuery | SimilarQuery, Result] = Batcher(
         engine, max_rows=limits.rows, max_wait=limits.wait, max_pending=limits.waiting
     )
+    searcher: Batcher[SearchQuery, Sequence[int]] = Batcher(
+        translator.search, max_rows=1, max_pending=limits.waiting, name="search"
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         batcher.start()
+        searcher.start()
         await batcher.submit(
             [HistoryQuery(EMPTY_HISTORY)]
         )  # the first pass loads kernels: no user should wait for that
@@ -109,8 +112,9 @@ def create_app(
             yield
         finally:
             await asyncio.to_thread(batcher.stop)
+            await asyncio.to_thread(searcher.stop)
 
-    async def results(queries: Sequence[HistoryQuery | SimilarQuery]) -> Sequence[Result]:
+    async def results(queries: Sequence[Any], batcher: Batcher[Any, Any] = batcher) -> Sequence[Any]:
         try:
             async with asyncio.timeout(limits.seconds):
                 return await batcher.submit(queries)
@@ -131,10 +135,12 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.batcher = batcher
+    app.state.batcher, app.state.searcher = batcher, searcher
     app.add_middleware(BodyLimit, max_bytes=limits.body, max_seconds=limits.seconds)
+    app.add_middleware(SameSite)
     if hosts is not None:
-        app.add_middleware(HostCheck, names=hosts)  # added last, so it runs first
+        app.add_middleware(HostCheck, names=hosts)
+    app.add_middleware(SecurityHeaders)  # added last, so it runs first
     _add_page(app)
 
     @app.post("/recommend", response_model=schemas.Recommended, responses=ERROR_RESPONSES)
@@ -157,13 +163,16 @@ def create_app(
         queries = translator.similar_queries(request)
         return _json(translator.similar_response(queries, await results(queries)))
 
-    @app.get("/items", response_model=schemas.Items, responses={422: ERROR_RESPONSES[422]})
+    @app.get(
+        "/items", response_model=schemas.Items, responses={each: ERROR_RESPONSES[each] for each in (403, 422, 503)}
+    )
     async def items(
         query: Annotated[str, Query(max_length=schemas.MAX_SEARCH_LENGTH)] = "",
         limit: Annotated[int, Query(ge=1, le=schemas.MAX_ITEMS)] = 10,
     ) -> Response:
-        """Items whose title has all the words of the query; the most liked ones without a query."""
-        return _json(translator.search_response(query, limit))
+        """Items whose title has a word that begins so for each word of the query; the most liked ones without a query."""
+        (found,) = await results([translator.search_query(query, limit)], searcher)
+        return _json(translator.search_response(found))
 
     @app.get("/model", response_model=schemas.ModelFacts)
     async def model() -> Response:
@@ -199,4 +208,4 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _json(content: dict[str, Any]) -> Response:
-    return Response(to_json(content), media_type="application/json", headers={"X-Content-Type-Options": "nosniff"})
+    return Response(to_json(content), media_type="application/json")

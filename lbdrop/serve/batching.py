@@ -45,6 +45,7 @@ class Batcher(Generic[Query, Result]):
         max_rows: work in one batch; a request with more rows than that is a batch of its own.
         max_wait: longest time in seconds that the first request of a batch waits for others.
         max_pending: requests accepted at a time, including those being computed.
+        name: of the thread.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Batcher(Generic[Query, Result]):
         max_rows: int = 64,
         max_wait: float = 0.002,
         max_pending: int = 256,
+        name: str = "inference",
     ):
+        self.name = f"lbdrop-{name}"
         self.compute, self.max_rows, self.max_wait, self.max_pending = compute, max_rows, max_wait, max_pending
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
         self.pending = 0
@@ -66,7 +69,7 @@ class Batcher(Generic[Query, Result]):
         return self.thread is not None and self.thread.is_alive()
 
     def start(self) -> None:
-        self.thread = threading.Thread(target=self._run, name="lbdrop-inference", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self.thread.start()
 
     def stop(self) -> None:

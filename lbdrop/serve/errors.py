@@ -68,10 +68,6 @@ def add_error_handlers(app: FastAPI) -> None:
             return error_response(400, f"body: want JSON, got a body that cannot be parsed; {SEE_OPENAPI}")
         return error_response(error.status_code, str(error.detail), error.headers)
 
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        return error_response(500, f"the service failed: {type(error).__name__}; its log says more")
-
 
 def validation_message(errors: Sequence[Mapping[str, Any]], body: type[BaseModel] | None) -> str:
     """The first validation error in words."""

@@ -1,4 +1,4 @@
-"""Checks before a request reaches the app: the Host header, and the type, size and speed of a body."""
+"""Around the app: headers of every answer; checks of the Host, of who asks, and of a body's type, size and speed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
@@ -7,11 +7,78 @@ from urllib.parse import urlsplit
 
 from lbdrop.serve.errors import SEE_OPENAPI, ApiError, error_response, shortened
 
-__all__ = ["BodyLimit", "HostCheck"]
+__all__ = ["SECURITY_HEADERS", "BodyLimit", "HostCheck", "SameSite", "SecurityHeaders"]
+
+OUR_HEADER = "X-Lbdrop"
+"""No web page can send it to another site without asking first, which nobody answers."""
+OPEN_PATHS = ("/", "/page.css", "/page.js", "/openapi.json", "/health", "/ready")
+"""Paths that compute nothing."""
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+"""Of every answer; a page has its own policy."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+class SecurityHeaders:
+    """The outermost: adds these headers to every answer, also where the app fails."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                there = {name.lower() for name, _ in message["headers"]}
+                more = ((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
+                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in there)]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, with_headers)
+        except Exception as error:
+            if scope["type"] == "http" and not started:
+                failed = error_response(500, f"the service failed: {type(error).__name__}; its log says more")
+                await failed(scope, receive, with_headers)
+            raise
+
+
+class SameSite:
+    """Refuses what a browser sends for a page of another site: its reader should not pay for that with computing time.
+
+    A browser says whose page asks. Where it does not, over plain HTTP to another machine, `OUR_HEADER` is wanted from it.
+    """
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_ours(dict(scope["headers"])):
+            message = (
+                f"site: want this service's own page, or a program, got a page of another site; send {OUR_HEADER}: 1"
+            )
+            return await error_response(403, message, {"Connection": "close"})(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def _is_ours(self, headers: Mapping[bytes, bytes]) -> bool:
+        if OUR_HEADER.lower().encode() in headers:
+            return True
+        if (site := headers.get(b"sec-fetch-site")) is not None:
+            return site in (b"same-origin", b"none")
+        browser = headers.get(b"user-agent", b"").startswith(b"Mozilla/")
+        return not (browser or b"origin" in headers or b"referer" in headers)
 
 
 class HostCheck:

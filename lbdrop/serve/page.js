@@ -20,7 +20,8 @@ function say(text, bad = false) {
 }
 
 async function ask(path, body, signal) {
-  const request = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  const headers = { "X-Lbdrop": "1" }; // no page of another site can send it
+  const request = body === undefined ? { headers } : { method: "POST", body: JSON.stringify(body), headers: { ...headers, "Content-Type": "application/json" } };
   const response = await fetch(path, { ...request, signal });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);

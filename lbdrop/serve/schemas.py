@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 __all__ = [
-    "MAX_BODY_BYTES", "MAX_ITEMS", "MAX_REASONED_ITEMS", "MAX_SEARCH_LENGTH", "Alike", "Explain", "Explanation", "Failure",
-    "Health", "Items", "ModelFacts", "Recommend", "Recommended", "SimilarTo",
+    "MAX_BODY_BYTES", "MAX_ITEMS", "MAX_REASONED_ITEMS", "MAX_SEARCH_LENGTH", "MAX_SEARCH_WORDS", "Alike", "Explain",
+    "Explanation", "Failure", "Health", "Items", "ModelFacts", "Recommend", "Recommended", "SimilarTo",
 ]  # fmt: skip
 
 MAX_BODY_BYTES = 2**20
@@ -16,7 +16,7 @@ MAX_HISTORY = 10_000
 MAX_K = 1_000
 MAX_ITEMS = 100
 """Items to explain or to compare, items of a search, and k with reasons."""
-MAX_SEARCH_LENGTH = 200
+MAX_SEARCH_LENGTH, MAX_SEARCH_WORDS = 200, 24
 MAX_REASONED_ITEMS = 500
 """Items in all histories of a request with reasons: each is one more history to score."""
 

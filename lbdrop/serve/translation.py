@@ -11,11 +11,11 @@ from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve import schemas
 from lbdrop.serve.batch_scoring import ItemIndices
-from lbdrop.serve.catalogue import Catalogue, index_by_text, json_ids
+from lbdrop.serve.catalogue import Catalogue, index_by_text, json_ids, words_of
 from lbdrop.serve.errors import ApiError, shortened
 from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
 
-__all__ = ["Translator"]
+__all__ = ["SearchQuery", "Translator"]
 
 Id = int | str
 Json = dict[str, Any]
@@ -32,6 +32,14 @@ class History(NamedTuple):
     """Sorted."""
     unknown: int
     """Items that the model does not know."""
+
+
+class SearchQuery(NamedTuple):
+    """Words of a title, and how many items to find."""
+
+    query: str
+    limit: int
+    rows: int = 1
 
 
 class Translator:
@@ -140,8 +148,16 @@ class Translator:
             "results": [self._item_json(query.item) | {"similar": self._items_json(result)} for query, result in pairs]
         }
 
-    def search_response(self, query: str, limit: int) -> Json:
-        found = self.catalogue.search(query, limit)
+    def search_query(self, query: str, limit: int) -> SearchQuery:
+        if (words := len(words_of(query))) > schemas.MAX_SEARCH_WORDS:
+            raise ApiError(422, f"query: want at most {schemas.MAX_SEARCH_WORDS} words, got {words}; leave some out")
+        return SearchQuery(query, limit)
+
+    def search(self, queries: Sequence[SearchQuery]) -> list[Sequence[int]]:
+        """The indices of the items found; in a thread of its own."""
+        return [self.catalogue.search(each.query, each.limit) for each in queries]
+
+    def search_response(self, found: Sequence[int]) -> Json:
         return {"items": [self._item_json(index) | {"likes": self.catalogue.likes[index]} for index in found]}
 
     # ---------------------------------------------------------------------------------------------------------- pieces
