@@ -10,6 +10,7 @@ try:
     from lbdrop.recommend.data.splits import Split as Split
     from lbdrop.recommend.data.splits import split_users as split_users
     from lbdrop.recommend.linear.methods import EASE as EASE
+    from lbdrop.recommend.linear.methods import EDLAE as EDLAE
     from lbdrop.recommend.linear.methods import IALS as IALS
     from lbdrop.recommend.linear.methods import SLIM as SLIM
     from lbdrop.recommend.linear.methods import WMF as WMF

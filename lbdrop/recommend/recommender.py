@@ -59,13 +59,13 @@ class Recommender:
 
     Args:
         method: a name of :data:`~lbdrop.recommend.model.settings.METHODS` ("sivae-lbd", "recvae", …) or of a linear method
-            ("ease", "slim", "wmf", "ials", "popularity"), or whole :class:`Settings`.
+            ("edlae", "ease", "slim", "wmf", "ials", "popularity"), or whole :class:`Settings`.
         dropout: "learned" (the default), "fixed", "none", "concrete" or "gaussian". With a method, this replaces the method's
             own dropout. Learned rates then get ``mask_kl=1`` and ``samples=10``, other dropout gets no extra masks, mask KL
             and samples, unless the method or the call sets them.
         at_least: the smallest weight of a like; without it every positive weight is a like.
         validation: users held out to choose the best epoch and when to stop: a share, of at most 10,000 users, or a number.
-            With 0 all epochs are trained.
+            With 0 all epochs are trained. "edlae" learns its rates from them, and then its weights from all users.
         patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
         seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM and
             iALS in several threads only to about 3e-4 and 1e-5, see :mod:`lbdrop.recommend.linear.methods`.
@@ -147,7 +147,11 @@ class Recommender:
         data = binarised(data)
         settings, history = None, None
         if self.choice.settings is None:
-            model: VAE | Linear = self.choice.linear(self.seed, self.device).fit(data.rows)
+            model: VAE | Linear = self.choice.linear(self.seed, self.device)
+            trained, held = data, None
+            if model.learns_from_held_out:
+                trained, held = hold_out(data, self.validation, self.seed)
+            model.fit(trained.rows, held)
             # Contiguous, as after loading, so that sums have the same order.
             model.restore({name: tensor.contiguous() for name, tensor in model.state.items()})
         else:
@@ -238,7 +242,7 @@ class Recommender:
     def similar_items(self, items: Any, k: int = 10) -> Any:
         """The k items most like each of these: ``item_id``, ``similar_item_id``, ``score``, ``rank``.
 
-        Scores are cosines of the items' vectors; for EASE and SLIM the weight of one item in the score of the other.
+        Scores are cosines of the items' vectors; for EASE, EDLAE and SLIM the weight of one item in the score of the other.
         """
         fitted, ids = self.fitted_ids(), id_series(items, "items")
         indices = torch.from_numpy(fitted.item_indices(ids))
@@ -282,8 +286,11 @@ class Recommender:
         """The drop rate of every item and how many users have it: ``item_id``, ``rate``, ``likes``."""
         self.fitted_ids()  # an error before fit
         if isinstance(self.model_, Linear):
-            raise DropoutError(f"rates: want a method with masks, got {self.choice.method!r}")
-        rate = (1 - self.model_.keep).cpu().expand(len(self.items_)).numpy()
+            if "rates" not in self.model_.state:
+                raise DropoutError(f"rates: want a method with dropout, got {self.choice.method!r}")
+            rate = self.model_.state["rates"].cpu().numpy()
+        else:
+            rate = (1 - self.model_.keep).cpu().expand(len(self.items_)).numpy()
         columns = {"item_id": self.items_, "rate": pl.Series(rate.copy()), "likes": pl.Series(self.likes_)}
         return to_frame(columns, self.library)
 

@@ -163,8 +163,8 @@ def rebuild(folder: Path, saved: Saved, choice: MethodChoice, device: torch.devi
 def _linear_shapes(name: str, items: int, found: Shapes) -> Shapes:
     if name == "popularity":
         return {"counts": (items,)}
-    if name in ("ease", "slim"):
-        return {"weights": (items, items)}
+    if name in ("ease", "slim", "edlae"):
+        return {"weights": (items, items)} | ({"rates": (items,)} if name == "edlae" else {})
     return {"items": (items, *found.get("items", (items, 0))[1:2])}  # vectors may have any length
 
 

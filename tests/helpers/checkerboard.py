@@ -17,6 +17,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "fixed": {"dropout": "fixed", **NETWORK},
     "recvae": {"method": "recvae", **NETWORK | {"layers": 2}},
     "ease": {"method": "ease", "regularisation": 10.0},
+    "edlae": {"method": "edlae", "validation": 0.2},
     "slim": {"method": "slim"},
     "wmf": {"method": "wmf", "factors": 4, "regularisation": 1.0},
     "popularity": {"method": "popularity"},

@@ -140,7 +140,7 @@ def test_recommend_before_fit_is_an_error() -> None:
 def test_popularity_has_no_similarity_and_linear_methods_have_no_rates(models: dict[str, Recommender]) -> None:
     with pytest.raises(DropoutError, match="can compare items"):
         models["popularity"].similar_items(["a00"])
-    with pytest.raises(DropoutError, match="want a method with masks"):
+    with pytest.raises(DropoutError, match="want a method with dropout"):
         models["ease"].rates()
 
 

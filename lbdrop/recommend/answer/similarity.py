@@ -15,7 +15,7 @@ __all__ = ["similarity"]
 def similarity(model: VAE | Linear, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
     """The similarity of these items to each item of the catalogue."""
     indices = indices.to(device_of(model))
-    if isinstance(model, Linear) and "weights" in model.state:  # EASE and SLIM
+    if isinstance(model, Linear) and "weights" in model.state:  # EASE, EDLAE and SLIM
         return model.state["weights"][indices]
     if isinstance(model, Linear) and "items" not in model.state:
         raise DropoutError(f"similar_items: want a method that can compare items, got {model.name!r}")

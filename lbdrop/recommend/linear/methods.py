@@ -1,125 +1,31 @@
-r"""Baselines without a network, each with the two methods ``fit(matrix)`` and ``scores(batch)``.
+"""The methods without a network by name, and those that other packages fit: SLIM, WMF and iALS.
 
-$$ \text{EASE:}\quad B = I - P \,\mathrm{diag}(P)^{-1}, \qquad P = (X^\top X + \lambda I)^{-1}, \qquad \text{scores} = X B $$
-
-Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019. Hu, Koren and Volinsky, Collaborative Filtering for
-Implicit Feedback Datasets, ICDM 2008 (WMF). Ning and Karypis, SLIM, ICDM 2011. Rendle et al., Revisiting the Performance of
-iALS on Item Recommendation Benchmarks, RecSys 2022 (iALS).
+Hu, Koren and Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008 (WMF). Ning and Karypis, SLIM, ICDM
+2011. Rendle et al., Revisiting the Performance of iALS on Item Recommendation Benchmarks, RecSys 2022 (iALS).
 """
 
 import importlib
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.data.rows import Batch
+from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.base import ItemItem, Linear, Popularity, binary, co_occurrence
+from lbdrop.recommend.linear.closed_form import EASE, EDLAE
 from lbdrop.recommend.linear.elastic_net import non_negative_elastic_net
 from lbdrop.recommend.linear.least_squares import System, fold_in
 from lbdrop.recommend.number_checks import check_number
 
-__all__ = ["EASE", "IALS", "LINEAR", "SLIM", "WMF", "Linear", "Popularity"]
+__all__ = ["EASE", "EDLAE", "IALS", "LINEAR", "SLIM", "WMF", "Linear", "Popularity"]
 
 
-class Linear(ABC):
-    """What the baselines share: learned tensors by name, saved and restored without change."""
-
-    name: ClassVar[str]
-
-    def __init__(self, device: torch.device | str | None = None):
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.state: dict[str, Tensor] = {}
-        """The learned tensors; with the constructor's arguments, all that a saved model needs."""
-
-    @abstractmethod
-    def fit(self, matrix: Any) -> "Linear":
-        """Learn from a scipy matrix (users, items) and return the model."""
-
-    @abstractmethod
-    def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        """A score for each user and item; higher is better."""
-
-    def restore(self, state: dict[str, Tensor]) -> "Linear":
-        """Restore :attr:`state`."""
-        self.state = {name: value.to(self.device) for name, value in state.items()}
-        return self
-
-    def learned(self, name: str) -> Tensor:
-        if name not in self.state:
-            raise DropoutError(f"{type(self).__name__} is not fitted; call fit(matrix) first")
-        return self.state[name]
-
-
-class Popularity(Linear):
-    """The same ranking for all users: items by how many users have them."""
-
-    name = "popularity"
-
-    def fit(self, matrix: Any) -> "Popularity":
-        counts = np.bincount(_binary(matrix).indices, minlength=matrix.shape[1])
-        self.state = {"counts": torch.from_numpy(counts.astype(np.float32)).to(self.device)}
-        return self
-
-    def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        return self.learned("counts").expand(batch.size, -1)
-
-
-class _ItemItem(Linear):
-    """Scores are the rows of an item × item matrix summed over a user's items."""
-
-    def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        weights = self.learned("weights")
-        bag = batch.value if batch.value is None else batch.value.to(weights.dtype)
-        return F.embedding_bag(batch.item, weights, batch.offsets, mode="sum", per_sample_weights=bag)
-
-
-class EASE(_ItemItem):
-    r"""The zero-diagonal item-item regression in closed form, by one Cholesky factorisation.
-
-    Args:
-        regularisation: λ; the published values are 500 for ML-20M, 1,000 for Netflix and 200 for MSD.
-        dtype: precision of the factorisation; it holds items² numbers three times.
-        device: the default is a GPU, if there is one.
-    """
-
-    name = "ease"
-
-    def __init__(
-        self,
-        regularisation: float = 500.0,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ):
-        super().__init__(device)
-        check_number("regularisation", regularisation, above=0)
-        self.regularisation, self.dtype = regularisation, dtype
-
-    def fit(self, matrix: Any) -> "EASE":
-        gram = _gram(_binary(matrix), self.device).to(self.dtype)
-        gram.diagonal().add_(self.regularisation)
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        if int(failed):
-            raise DropoutError(
-                f"XᵀX + {self.regularisation}·I is not positive definite in {self.dtype}; raise the regularisation or"
-                " pass dtype=torch.float64"
-            )
-        del gram
-        weights = torch.cholesky_inverse(factor)
-        del factor
-        weights.div_(-weights.diagonal().clone())
-        weights.diagonal().zero_()
-        self.state = {"weights": weights}
-        return self
-
-
-class SLIM(_ItemItem):
+class SLIM(ItemItem):
     """Sparse non-negative item-item regression: on a GPU all items at once, on the CPU by irspack's coordinate descent.
 
     With several threads irspack repeats a fit to about 3e-4 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
@@ -151,15 +57,15 @@ class SLIM(_ItemItem):
             check_number("top", top, integer=True, minimum=1)
         self.alpha, self.l1_ratio, self.iterations, self.top = alpha, l1_ratio, iterations, top
 
-    def fit(self, matrix: Any) -> "SLIM":
+    def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "SLIM":
         if self.device.type == "cuda" and self.top is None and self.alpha * (1 - self.l1_ratio) > 0:
-            gram, strength = _gram(_binary(matrix), self.device), self.alpha * matrix.shape[0]
+            gram, strength = co_occurrence(binary(matrix), self.device), self.alpha * matrix.shape[0]
             l1, l2 = strength * self.l1_ratio, strength * (1 - self.l1_ratio)
             self.state = {"weights": non_negative_elastic_net(gram, l1, l2)}
             return self
         irspack = _import_baseline("irspack")
         learner = irspack.SLIMRecommender(
-            _binary(matrix), alpha=self.alpha, l1_ratio=self.l1_ratio, n_iter=self.iterations, top_k=self.top
+            binary(matrix), alpha=self.alpha, l1_ratio=self.l1_ratio, n_iter=self.iterations, top_k=self.top
         )
         learner.learn()
         self.state = {"weights": torch.from_numpy(learner.W.toarray().astype(np.float32)).to(self.device)}
@@ -212,13 +118,13 @@ class WMF(_Factors):
         self.factors, self.regularisation, self.alpha = factors, regularisation, alpha
         self.iterations, self.seed = iterations, seed
 
-    def fit(self, matrix: Any) -> "WMF":
+    def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "WMF":
         als, threads = _import_baseline("implicit.cpu.als"), _import_baseline("threadpoolctl")
         with threads.threadpool_limits(1, "blas"):  # each of its own threads calls BLAS, which must then use one thread
             learner = als.AlternatingLeastSquares(
                 self.factors, self.regularisation, self.alpha, iterations=self.iterations, random_state=self.seed
             )
-            learner.fit(_binary(matrix), show_progress=False)
+            learner.fit(binary(matrix), show_progress=False)
         self.state = {"items": torch.from_numpy(np.asarray(learner.item_factors)).to(self.device)}
         return self
 
@@ -264,9 +170,9 @@ class IALS(_Factors):
         self.factors, self.unobserved, self.regularisation = factors, unobserved, regularisation
         self.frequency, self.epochs, self.seed = frequency, epochs, seed
 
-    def fit(self, matrix: Any) -> "IALS":
+    def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "IALS":
         learner = _import_baseline("irspack").IALSRecommender(
-            _binary(matrix),
+            binary(matrix),
             n_components=self.factors,
             alpha0=self.unobserved,
             reg=self.regularisation,
@@ -285,35 +191,8 @@ class IALS(_Factors):
         return System(1.0, 1.0, self.unobserved, ridge)
 
 
-LINEAR: dict[str, type[Linear]] = {each.name: each for each in (Popularity, EASE, SLIM, WMF, IALS)}
+LINEAR: dict[str, type[Linear]] = {each.name: each for each in (Popularity, EASE, EDLAE, SLIM, WMF, IALS)}
 """The baselines by name."""
-
-
-def _binary(matrix: Any) -> Any:
-    """The matrix with 1 for every interaction; ``csr_matrix``, because irspack and implicit take no csr_array."""
-    if not hasattr(matrix, "tocsr"):
-        raise DropoutError(f"matrix: want a scipy sparse matrix (users, items), got {type(matrix).__name__}")
-    ones = csr_matrix(csr_array(matrix), dtype=np.float32, copy=True)
-    ones.sum_duplicates()
-    ones.eliminate_zeros()
-    ones.data[:] = 1
-    return ones
-
-
-def _gram(matrix: Any, device: torch.device) -> Tensor:
-    """Co-occurrence counts; whole numbers below 2²⁴, so float32 holds them exactly."""
-    if device.type == "cpu":
-        return torch.from_numpy((matrix.T @ matrix).toarray())
-    gram = torch.zeros(matrix.shape[1], matrix.shape[1], device=device)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # TF32 multiplies zeros and ones exactly
-    try:
-        for batch in Rows.from_csr(matrix, device).batches(4096, shuffle=False):
-            x = batch.dense()
-            gram.addmm_(x.T, x)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return gram
 
 
 def _import_baseline(module: str) -> Any:

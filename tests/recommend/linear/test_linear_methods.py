@@ -118,7 +118,8 @@ def test_baselines_ignore_weights(matrix: csr_array) -> None:
 
 @pytest.mark.parametrize("name", sorted(LINEAR))
 def test_restored_baseline_has_the_same_scores(name: str, matrix: csr_array) -> None:
-    settings: dict[str, Any] = {"wmf": {"factors": 4}, "ials": {"factors": 4}}.get(name, {})
+    given = {"wmf": {"factors": 4}, "ials": {"factors": 4}, "edlae": {"rate": 0.3, "regularisation": 9.0}}
+    settings: dict[str, Any] = given.get(name, {})
     first = LINEAR[name](**settings, device="cpu").fit(matrix)
     second = LINEAR[name](**settings, device="cpu").restore(first.state)
     batch = Rows.from_csr(matrix).batch([1, 2])

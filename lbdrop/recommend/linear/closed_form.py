@@ -1,0 +1,189 @@
+r"""Linear autoencoders in closed form: EASE, and EDLAE, whose ridge is dropout with rates learned from held-out users.
+
+$$ B = I - P \,\mathrm{diag}(P)^{-1}, \qquad P = (X^\top X + \Gamma)^{-1}, \qquad
+   \Gamma = \tfrac{p}{1-p}\,\mathrm{diag}(X^\top X) + \lambda I, \qquad \text{scores} = X B $$
+
+With $p = 0$ it is EASE. The first term of $\Gamma$ is what Bernoulli dropout of the input with rate $p$ adds to the squared
+error, exactly, when every item is predicted without itself.
+
+Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019; Autoencoders that don't overfit towards the Identity,
+NeurIPS 2020.
+"""
+
+import os
+import warnings
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from scipy.linalg import lapack
+from torch import Tensor
+
+from lbdrop.errors import DropoutError
+from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.base import ItemItem, binary, co_occurrence
+from lbdrop.recommend.linear.ridge_rates import LearnedRidge, learn_ridge
+from lbdrop.recommend.number_checks import check_number
+
+__all__ = ["EASE", "EDLAE", "check_memory", "invert"]
+
+USUAL_RATE, USUAL_RIDGE = 0.5, 100.0
+"""Without held-out users, where nothing can be learned: level on small data, where little depends on them."""
+
+
+class EDLAE(ItemItem):
+    r"""The zero-diagonal item-item regression under dropout of the input, by one Cholesky factorisation in place.
+
+    Memory: one items × items matrix, and two while rates are learned (of at most 6,000 items). Time grows with items³.
+
+    Args:
+        rate: the drop rate $p$, 0 ≤ p < 1; None learns it from held-out users.
+        regularisation: λ; None learns it from held-out users.
+        per: "model" learns one rate; "popularity" lets the rate rise or fall with an item's likes; "item" gives every item
+            its own, drawn to the others by a prior.
+        dtype: precision of the factorisation.
+        device: the default is a GPU, if there is one.
+    """
+
+    name = "edlae"
+
+    def __init__(
+        self,
+        rate: float | None = None,
+        regularisation: float | None = None,
+        *,
+        per: Literal["model", "popularity", "item"] = "model",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(device)
+        if rate is not None:
+            check_number("rate", rate, minimum=0)
+            if rate >= 1:
+                raise DropoutError(f"rate: want less than 1, got {rate:g}; 0 drops nothing")
+        if regularisation is not None:
+            check_number("regularisation", regularisation, above=0)
+        if per not in ("model", "popularity", "item"):
+            raise DropoutError(f"per: want model, popularity or item, got {per!r}")
+        if per != "model" and rate is not None:
+            raise DropoutError(f"per={per!r}: want a learned rate, got rate={rate:g}; leave rate out")
+        self.rate, self.regularisation, self.per, self.dtype = rate, regularisation, per, dtype
+        self.ridge: LearnedRidge | None = None
+        """What was learned; ``None`` where rate and regularisation were given, or restored."""
+
+    @property
+    def learns_from_held_out(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.rate is None or self.regularisation is None
+
+    def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "EDLAE":
+        """Learn from a scipy matrix (users, items); rate and ridge from ``held_out`` users, who then join the others."""
+        rows = binary(matrix)
+        check_memory(rows.shape[1], self.dtype, self.device)
+        gram = co_occurrence(rows, self.device)
+        self.learn(gram, held_out)
+        if held_out is not None:
+            gram += co_occurrence(binary(held_out.fold_in + held_out.held_out), self.device)
+        return self.solve(gram)
+
+    def learn(self, gram: Float[Tensor, "items items"], held_out: HeldOut | None) -> "EDLAE":
+        """The rates and the ridge for these co-occurrences; nothing to do where both were given."""
+        self.ridge = None
+        if self.learns_from_held_out:
+            if held_out is None or not held_out.scored:
+                warnings.warn(
+                    f"edlae: want held-out users to learn from, got none; the rate is {self._rate:g} and the regularisation"
+                    f" {self._regularisation:g} (pass both to choose them)",
+                    stacklevel=3,
+                )
+            else:
+                self.ridge = learn_ridge(gram, held_out, self.rate, self.regularisation, self.per)
+        return self
+
+    def solve(self, gram: Float[Tensor, "items items"]) -> "EDLAE":
+        """The weights for these co-occurrences, which are overwritten."""
+        count = gram.diagonal().clone()
+        if self.ridge is None:
+            odds, ridge = torch.full_like(count, self._rate / (1 - self._rate)), self._regularisation
+        else:
+            odds, ridge = self.ridge.odds(count), self.ridge.regularisation
+        gram = gram.to(self.dtype)
+        gram.diagonal().add_(odds * count + ridge)
+        weights = invert(gram, f"XᵀX + {ridge:g}·I")
+        weights.div_(-weights.diagonal().clone())
+        weights.diagonal().zero_()
+        self.state = {"weights": weights} | self._rates(odds)
+        return self
+
+    def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
+        return {"rates": (odds / (1 + odds)).float()}
+
+    @property
+    def _rate(self) -> float:
+        return USUAL_RATE if self.rate is None else self.rate
+
+    @property
+    def _regularisation(self) -> float:
+        return USUAL_RIDGE if self.regularisation is None else self.regularisation
+
+
+class EASE(EDLAE):
+    """The same without dropout.
+
+    Args:
+        regularisation: λ; the published values are 500 for ML-20M, 1,000 for Netflix and 200 for MSD.
+        dtype: precision of the factorisation.
+        device: the default is a GPU, if there is one.
+    """
+
+    name = "ease"
+
+    def __init__(
+        self,
+        regularisation: float = 500.0,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(0.0, regularisation, dtype=dtype, device=device)
+
+    def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
+        return {}
+
+
+def invert(matrix: Float[Tensor, "n n"], words: str = "the matrix") -> Float[Tensor, "n n"]:
+    """The inverse of a symmetric positive definite matrix, in its own memory on a CPU."""
+    if matrix.device.type == "cpu":
+        array = matrix.numpy().T  # in Fortran's order, for LAPACK to write into
+        factorise, finish = (getattr(lapack, f"{'d' if matrix.dtype == torch.float64 else 's'}{name}")
+                             for name in ("potrf", "potri"))  # fmt: skip
+        factor, failed = factorise(array, lower=1, overwrite_a=1, clean=0)
+        if not failed:
+            array, failed = finish(factor, lower=1, overwrite_c=1)
+        inverse = torch.from_numpy(array.T)  # its upper triangle is the result
+        for start in range(0, 0 if failed else len(inverse), 1024):
+            block = slice(start, start + 1024)
+            inverse[block, block] = inverse[block, block].triu() + inverse[block, block].triu(1).T
+            inverse[start + 1024 :, block] = inverse[block, start + 1024 :].T
+    else:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        failed, inverse = int(info), matrix if int(info) else torch.cholesky_inverse(factor)
+    if failed:
+        raise DropoutError(
+            f"{words} is not positive definite in {matrix.dtype}; raise the regularisation or pass dtype=torch.float64"
+        )
+    return inverse
+
+
+def check_memory(items: int, dtype: torch.dtype, device: torch.device) -> None:
+    """An error where the matrix of all pairs of items does not fit, before any work."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] // 3
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 2**63
+    needed = items * items * dtype.itemsize
+    if needed > free:
+        raise DropoutError(
+            f"a matrix of all pairs of {items:,} items: want {needed / 2**30:,.1f} GiB of memory, got {free / 2**30:,.1f};"
+            " leave out rare items (Interactions.from_frame(…, min_item_users=…)) or use a method of vectors, such as"
+            ' dropout="learned"'
+        )
