@@ -40,7 +40,7 @@ class NoiseLayer(nn.Module):
 
     Args:
         units: how many units the layer has, each with a rate of its own; ``None`` for one rate.
-        rate: the drop rate to start from, strictly between 0 and 1; one that is learned stays between .001 and .999.
+        rate: the drop rate to start from, above 0 and below 1, by default .5; one that is learned stays from .001 to .999.
         channels: drop whole channels, one draw for ``x[b, c]`` of a map (batch, channels, …), as ``nn.Dropout2d``
             does; otherwise one draw per element, as ``nn.Dropout`` does.
         examples: drop whole examples, one draw for ``x[b]``, as stochastic depth does with a residual branch.
@@ -69,7 +69,7 @@ class NoiseLayer(nn.Module):
     def __init__(
         self,
         units: int | None = None,
-        rate: float = 0.5,
+        rate: float | None = None,
         *,
         channels: bool = False,
         examples: bool = False,
@@ -80,14 +80,18 @@ class NoiseLayer(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
+        if logit is not None and rate is not None:
+            raise DropoutError(f"rate: want none beside a logit, which has one, got {rate}; leave it out")
+        rate = 0.5 if rate is None else rate
         if not (0.0 < rate < 1.0 or (rate == 0 and not self.learns)):
             raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}; a rate of 0 needs no layer")
         if units is not None and units < 1:
             raise DropoutError(f"units: want at least 1, or None for one rate, got {units}")
         if scale not in ("inverted", "none", "alpha"):
             raise DropoutError(f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}")
-        if examples and (channels or units is not None):
-            raise DropoutError(f"examples: want one rate and no channels, got units={units}, channels={channels}")
+        if examples and (channels or units is not None or unit_dim is not None):
+            given = f"units={units}, channels={channels}, unit_dim={unit_dim}"
+            raise DropoutError(f"examples: want one rate, no channels and no unit_dim, got {given}")
         shape = () if units is None else (units,)
         if logit is None:
             logit = nn.Parameter(torch.full(shape, logit_of(rate)))

@@ -59,6 +59,8 @@ def _blank(keep: Tensor, count: int, shape: Sequence[int]) -> Tensor:
 
 def antithetic(keep: Tensor, n: int, shape: Sequence[int], generator: torch.Generator | None = None) -> Draw:
     """The pair z = 1[u > 1−p], z̃ = 1[u < p] from one u."""
+    if n != 2:
+        raise DropoutError(f"antithetic: want n = 2, a mask and its mirror image, got {n}")
     u = _blank(keep, 1, shape).uniform_(generator=generator)
     return Draw(torch.cat([indicator(torch.gt, u, 1 - keep), indicator(torch.lt, u, keep)]), u[0])
 

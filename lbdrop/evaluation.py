@@ -23,7 +23,7 @@ from lbdrop.guards.checkpointing import checkpoints_explained
 from lbdrop.guards.finite import Watch
 from lbdrop.masks import Layout
 from lbdrop.passes.run import Drawer, run
-from lbdrop.sites.watch import functional_dropout
+from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
 from lbdrop.step import Step
 
 __all__ = ["Evaluation", "Runner"]
@@ -54,8 +54,7 @@ class Runner:
         check: bool = True,
         generator: torch.Generator | None = None,
     ):
-        if unreached not in ("error", "warn"):
-            raise DropoutError(f"unreached: want 'error' or 'warn', got {unreached!r}")
+        check_unreached(unreached)
         self.model, self.layers = model, noise_layers(model)
         self.estimator, self.masks, self.coupled = estimator, masks, coupled
         self.unreached, self.generator = unreached, generator
@@ -97,7 +96,7 @@ class Runner:
         else:
             with functional_dropout(self.model, self.unreached):
                 result, reached = run(self.model, one, masks, drawer)
-            self._report_unreached(reached)
+            report_unreached(self.layers, reached, self.unreached)
         self.check_shape(result)
         self.first_pass = False
         return result
@@ -108,17 +107,6 @@ class Runner:
                 f"loss: want one loss per example, shape (batch,), got {tuple(result.shape[1:])}; use reduction='none',"
                 " and .flatten(1).mean(1) where an example has several losses"
             )
-
-    def _report_unreached(self, reached: set[NoiseLayer]) -> None:
-        missing = [name for name, layer in self.layers.items() if layer not in reached]
-        if missing:
-            message = (
-                f"dropout never reached in a pass: {missing}; the model's forward goes around it, so its rate cannot be"
-                " learned. Call the layer in forward, or allow it with unreached='warn'"
-            )
-            if self.unreached == "error":
-                raise DropoutError(message)
-            warnings.warn(message, stacklevel=4)
 
     def _check_examples(self, step: Step, result: Tensor) -> None:
         for use in step.learned:

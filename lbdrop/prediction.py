@@ -23,7 +23,7 @@ from lbdrop.guards.finite import refuse_infinite_output
 from lbdrop.passes.drawer import IndependentMasks
 from lbdrop.passes.pieces import Plan, plan_pieces, split_rows
 from lbdrop.passes.run import run
-from lbdrop.sites.watch import functional_dropout, report_unreachable
+from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
 
 __all__ = ["Kind", "Predictive", "predict"]
 
@@ -123,6 +123,7 @@ def predict(
         raise DropoutError(f"samples: want a whole number, at least 1, got {samples}")
     if class_dim is not None and kind != "classification":
         raise DropoutError(f"class_dim: want it in classification alone, got kind={kind!r}; leave it out")
+    check_unreached(unreached)
     core = uncompiled(model)
     noise_layers(core)
     device = next(core.parameters()).device
@@ -208,11 +209,7 @@ def _run_masks(
                 raise
             plan.masks //= 2
             continue
-        missing = [name for name, layer in noise_layers(model).items() if layer not in reached]
-        if missing:
-            report_unreachable(
-                f"dropout never reached in a pass: {missing}", "call it in the model's forward", unreached
-            )
+        report_unreached(noise_layers(model), reached, unreached)
         outputs.append(output)
     return torch.cat(outputs)
 

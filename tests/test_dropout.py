@@ -101,6 +101,10 @@ def test_wrong_input_is_named() -> None:
         LearnableDropout(4, scale="mean")  # pyright: ignore[reportArgumentType]
     with pytest.raises(DropoutError, match="logit: want shape"):
         LearnableDropout(4, logit=LearnableDropout(3).logit)
+    with pytest.raises(DropoutError, match=r"rate: want none beside a logit, which has one, got 0\.3; leave it out"):
+        LearnableDropout(4, 0.3, logit=LearnableDropout(4).logit)
+    with pytest.raises(DropoutError, match="examples: want one rate, no channels and no unit_dim, got .*unit_dim=1"):
+        LearnableDropout(examples=True, unit_dim=1)
 
 
 def test_layer_in_eval_mode_samples_inside_a_context_alone() -> None:

@@ -116,6 +116,11 @@ def test_arms_of_two_masks_is_disarm() -> None:
     torch.testing.assert_close(estimators.arms(z, p, f), estimators.disarm(z, p, f))
 
 
+def test_antithetic_draw_is_of_two_masks() -> None:
+    with pytest.raises(DropoutError, match="antithetic: want n = 2, a mask and its mirror image, got 3"):
+        estimators.antithetic(torch.full((5,), 0.5), 3, (5,))
+
+
 @pytest.mark.parametrize("draw", [estimators.antithetic, estimators.independent, estimators.copula])
 def test_every_mask_of_a_draw_keeps_at_its_rate(draw) -> None:
     keep = torch.tensor([0.05, 0.3, 0.5, 0.8, 0.99])

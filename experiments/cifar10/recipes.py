@@ -174,11 +174,8 @@ def build(settings: Settings, weights: Path | None) -> nn.Module:
     shared: list[nn.Parameter] = []
 
     def dropout(units: int) -> NoiseLayer:
-        layer = method.layer(
-            units if method.per == "unit" else None,
-            settings.rate,
-            logit=shared[0] if shared and method.per == "model" else None,
-        )
+        start: dict[str, Any] = {"logit": shared[0]} if shared and method.per == "model" else {"rate": settings.rate}
+        layer = method.layer(units if method.per == "unit" else None, **start)
         if isinstance(layer.logit, nn.Parameter):
             shared.append(layer.logit)
         return layer

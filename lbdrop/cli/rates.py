@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lbdrop.cli.common import one_line, one_line_errors
+from lbdrop.errors import DropoutError
 
 if TYPE_CHECKING:
     from lbdrop.cli.saved_rates import Item, Layer
@@ -29,7 +30,9 @@ def rates(
             " folder of a recommender."
         ),
     ],
-    shown: Annotated[int, typer.Option("--items", min=1, help="Most and least dropped items of a recommender.")] = 5,
+    items: Annotated[
+        int | None, typer.Option(min=1, help="Most and least dropped items of a recommender.", show_default="5")
+    ] = None,
 ) -> None:
     """Show the learned drop rates of a saved model: a table by layer, and a histogram.
 
@@ -44,10 +47,12 @@ def rates(
         from lbdrop.cli.saved_rates import read_rates
 
         found = read_rates(model)
+        if items is not None and not found.items:
+            raise DropoutError(f"--items: want a recommender with a rate for each item, got {model}; leave it out")
         console.print(_table(found.layers, console.width))
         console.print(_histogram(found.layers, console.width))
         if found.items:
-            count = min(shown, len(found.items))
+            count = min(items or 5, len(found.items))
             console.print(_items("Least dropped items", found.items[:count]))
             console.print(_items("Most dropped items", found.items[: -count - 1 : -1]))
 

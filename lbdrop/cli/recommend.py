@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.cli.serve import serve
-from lbdrop.cli.tables import as_fitted, read_table, read_training, scan_table
+from lbdrop.cli.tables import as_fitted, read_table, read_training, refuse_columns, scan_table
 from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.io.records import write_json
 
@@ -203,6 +203,8 @@ def score(
         fitted = _recommender().load(model)
         from lbdrop.recommend.answer.score_files import check_target, unfinished
 
+        if file is None:
+            refuse_columns(user, item, weight, "none, so that all known users are scored")
         users = None if file is None else scan_table(file, user, item, weight, fitted)
         if file is not None and file.resolve().is_relative_to(out.resolve()):
             raise DropoutError(

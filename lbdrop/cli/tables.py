@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     from lbdrop.recommend.data.interactions import Interactions
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["as_fitted", "read_table", "read_training", "scan_table"]
+__all__ = ["as_fitted", "read_table", "read_training", "refuse_columns", "scan_table"]
 
 
 def read_training(
@@ -30,7 +30,15 @@ def read_training(
         raise DropoutError(
             f"--at-least: want a file of weights, got {path}, which is prepared; see lbdrop data prepare own --at-least"
         )
+    refuse_columns(user, item, weight, f"{path}, which is prepared")
     return load_prepared(path).interactions
+
+
+def refuse_columns(user: str, item: str, weight: str, got: str) -> None:
+    """An error about names of columns where no table is read."""
+    for option, given, usual in (("user", user, "user_id"), ("item", item, "item_id"), ("weight", weight, "weight")):
+        if given != usual:
+            raise DropoutError(f"--{option}: want a file of interactions with that column, got {got}; leave it out")
 
 
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.integrations.rates import Whole, Writer, converted, rate_parameters, rate_scalars, write_rates
+from lbdrop.integrations.rates import (
+    RATE_LR,
+    Whole,
+    Writer,
+    check_rate_lr,
+    converted,
+    rate_parameters,
+    rate_scalars,
+    write_rates,
+)
 from lbdrop.objective import Objective
 from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
 
@@ -43,7 +52,7 @@ class LearnedRates(Callback):
 
     Args:
         rate_lr: learning rate of the rates' Adam; it falls where a schedule of the module's optimiser does. ``None`` leaves
-            the rates to the module's own optimiser. With ``held_out`` none is needed: the rule moves the rates.
+            the rates to the module's own optimiser. Refused with ``held_out``, where the rule moves the rates.
         examples: the size of the training set; by default that of the training loader's dataset. With ``held_out`` nothing is
             guessed: if given, held-out examples are trained on too, at their share, once rates are frozen; their batches must
             then fit behind those of training, along the first axis.
@@ -58,7 +67,7 @@ class LearnedRates(Callback):
 
     def __init__(
         self,
-        rate_lr: float | None = 1e-2,
+        rate_lr: float | None = RATE_LR,
         *,
         examples: int | None = None,
         held_out: Iterable[Any] | None = None,
@@ -96,6 +105,7 @@ class LearnedRates(Callback):
             # precision="bf16-true" has halved them too, and would round small steps away.
             layer.logit.data = layer.logit.data.to(torch.promote_types(layer.logit.dtype, torch.float32))
         self.objective = self._make_objective(trainer, pl_module)
+        check_rate_lr(self.rate_lr, self.objective.rule)
         if "objective" in self._saved:
             self.objective.load_state_dict(self._saved["objective"])
         elif self._saved and isinstance(self.objective.rule, StatefulRule):

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.objective import parameter_groups
+from lbdrop.rules.rule import HeldOutRule, Rule
 from lbdrop.sites.convert import convert
 
 __all__ = ["FILE", "load_rates", "rate_scalars", "save_rates", "without_rates", "write_rates"]
 
 FILE = "learned_rates.safetensors"
+RATE_LR = 1e-2
+"""The learning rate of the rates by default."""
 
 
 @runtime_checkable
@@ -113,8 +116,17 @@ def converted(model: nn.Module) -> nn.Module:
 
 
 def rate_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The rates, and under self-tuning their responses: what wants a learning rate of its own and no decay."""
+    """What gets a learning rate of its own and no weight decay."""
     return [p for group in parameter_groups(model)[1:] for p in group["params"]]
+
+
+def check_rate_lr(rate_lr: float | None, rule: Rule) -> None:
+    """An error about a learning rate of the rates that would change nothing."""
+    if rate_lr not in (None, RATE_LR) and isinstance(rule, HeldOutRule):
+        raise DropoutError(
+            f"rate_lr: want it where rates learn by gradients, got {rate_lr} and a rule that moves rates by held-out data;"
+            " leave it out"
+        )
 
 
 class Whole:

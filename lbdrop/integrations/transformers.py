@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.integrations.rates import (
+    RATE_LR,
     Whole,
+    check_rate_lr,
     converted,
     load_rates,
     rate_parameters,
@@ -130,8 +132,8 @@ class LearnedRatesMixin(Base):
     """Learned rates for a ``Trainer`` or a subclass: ``class MyTrainer(LearnedRatesMixin, Seq2SeqTrainer): ...``.
 
     Args:
-        rate_lr: learning rate of the rates, at the start of the trainer's schedule; with ``held_out`` none is needed:
-            the rule moves the rates.
+        rate_lr: learning rate of the rates, at the start of the trainer's schedule. Refused with ``held_out``, where the rule
+            moves the rates.
         examples: the size of the training set; by default the length of ``train_dataset``. With ``held_out`` nothing is
             guessed: if given, held-out examples are trained on too, at their share, once rates are frozen; all batches must
             then be padded to one length.
@@ -148,7 +150,7 @@ class LearnedRatesMixin(Base):
     def __init__(
         self,
         *args: Any,
-        rate_lr: float = 1e-2,
+        rate_lr: float = RATE_LR,
         examples: int | None = None,
         held_out: Any = None,
         rule: Callable[[nn.Module], Rule] | None = None,
@@ -182,6 +184,7 @@ class LearnedRatesMixin(Base):
                 )
             else:
                 self._objective = Objective(self.model, examples=self._count(), estimator=self.estimator)
+            check_rate_lr(self.rate_lr, self._objective.rule)
         return self._objective
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:

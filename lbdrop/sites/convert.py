@@ -14,7 +14,7 @@ from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, Regula
 from lbdrop.sites.draws import Found, answer_draws, find_draws, forget_draws
 from lbdrop.sites.example import Example, Run, example_pass, random_draws, reached_modules, same_outputs, undisturbed
 from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites, unreachable_modules
-from lbdrop.sites.watch import REPAIR, report_unreachable
+from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
 
 __all__ = ["Per", "Scheme", "convert", "replace_modules"]
 
@@ -77,6 +77,11 @@ def convert(
         raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
     if rank_gates is not None and (scheme != "learned" or rank_gates < 0):
         raise DropoutError(f"rank_gates: want a cost of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}")
+    if share and per == "model":
+        raise DropoutError(
+            "share: want it with per='layer' or 'unit', got per='model', where all have one rate; leave it out"
+        )
+    check_unreached(unreached)
     if any(True for m in model.modules() if isinstance(m, NoiseLayer)):
         raise DropoutError(
             f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once"

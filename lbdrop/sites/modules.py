@@ -52,7 +52,7 @@ class Maker:
         rate = self.rate if self.rate is not None else self.site.rate
         count = (units or self.units.get(self.site.name)) if self.per == "unit" else None
         settings = {"scale": self.scale} | settings
-        layer = self.kind(count, rate, logit=self.shared, **settings)
+        layer = self.kind(count, None if self.shared is not None else rate, logit=self.shared, **settings)
         if self.per == "model" and isinstance(layer.logit, nn.Parameter):
             self.shared = layer.logit
         return layer

@@ -1,7 +1,7 @@
 """Watch a pass for dropout that is on and that no learned rate answers: it is an error, or a warning."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from lbdrop.errors import DropoutError
 from lbdrop.sites.draws import call_of
 
-__all__ = ["REPAIR", "functional_dropout", "report_unreachable"]
+__all__ = ["REPAIR", "check_unreached", "functional_dropout", "report_unreachable", "report_unreached"]
 
 REPAIR = "convert it with example=x, a batch that the model can be called with, so that its draws are found"
 
@@ -42,11 +42,23 @@ def functional_dropout(model: nn.Module, unreached: str) -> Iterator[None]:
         )
 
 
+def check_unreached(unreached: str) -> None:
+    """An error about a value of the argument ``unreached`` that means nothing."""
+    if unreached not in ("error", "warn"):
+        raise DropoutError(f"unreached: want 'error' or 'warn', got {unreached!r}")
+
+
+def report_unreached(layers: Mapping[str, nn.Module], reached: Collection[nn.Module], unreached: str) -> None:
+    """An error or a warning about the dropouts that a pass has not reached."""
+    if missing := [name for name, layer in layers.items() if layer not in reached]:
+        what = f"dropout never reached in a pass: {missing}"
+        report_unreachable(what, "call it in the model's forward", unreached)
+
+
 def report_unreachable(what: str, repair: str, unreached: str) -> None:
     """An error, or a warning with ``unreached="warn"``, about dropout whose rate cannot be learned."""
     message = f"{what}; its rate cannot be learned there. Next: {repair}, or allow it with unreached='warn'"
-    if unreached not in ("error", "warn"):
-        raise DropoutError(f"unreached: want 'error' or 'warn', got {unreached!r}")
+    check_unreached(unreached)
     if unreached == "error":
         raise DropoutError(message)
     warnings.warn(message, stacklevel=3)

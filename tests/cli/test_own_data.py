@@ -77,6 +77,7 @@ def test_wrong_own_files_are_one_line(events: Path, tmp_path: Path) -> None:
         (("data", "prepare", "ml-1m", events, "--min-item-users", 2), "--min-item-users: want your own files"),
         (("data", "prepare", "ml-1m", events, events), "source: want one folder, archive or file of ml-1m, got 2"),
         (("recommend", "fit", tmp_path / "own", "--at-least", 4), "which is prepared"),
+        (("recommend", "fit", tmp_path / "own", "--weight", "stars"), "--weight: want a file of interactions"),
     ):
         result = call(*arguments, "--out", tmp_path / "other" / arguments[0])
         assert result.exit_code == 1, arguments

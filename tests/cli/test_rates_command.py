@@ -111,6 +111,9 @@ def test_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):
     one = Recommender(epochs=1, validation=0, progress=False).fit(shop.interactions)
     one.save(tmp_path / "one")
     assert "1 rate\n" in re.sub(r" +\n", "\n", command(tmp_path / "one")[1])
+    code, output = command(tmp_path / "one", "--items", 3)
+    assert code == 1
+    assert "--items: want a recommender with a rate for each item" in " ".join(output.split())
 
 
 def plain(path: Path) -> Path:

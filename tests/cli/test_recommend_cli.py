@@ -134,6 +134,7 @@ def test_wrong_files_and_arguments_are_one_line(model: Path, shop: Path, tmp_pat
         (("score", model, "--out", tmp_path), "want a new or empty folder, or one of scores alone"),
         (("score", model, shop / "later.csv", "--out", shop), "want another place than that of the histories"),
         (("score", model, *out, "--engine", "spark"), "engine: want one of local, ray, got 'spark'"),
+        (("score", model, *out, "--item", "sku"), "--item: want a file of interactions with that column, got none"),
         (("score", model, *out, "--address", "auto"), "address: want it with engine='ray' alone"),
         (("similar", model, "gold"), "1 unknown, the first 'gold'"),
     ):

@@ -22,8 +22,10 @@ def make_dropouts(units: tuple[int, ...], rates: tuple[float, ...], per: str, sc
             with torch.no_grad():
                 layer.logit += torch.linspace(-0.5, 0.5, count)
         else:
-            logit = layers[0].logit if per == "shared" and layers else None
-            layer = LearnableDropout(None, rate, scale=scale, logit=logit)
+            shared = per == "shared" and bool(layers)
+            layer = LearnableDropout(
+                None, None if shared else rate, scale=scale, logit=layers[0].logit if shared else None
+            )
         layers.append(layer.double())
     if per == "shared":
         for layer in layers:

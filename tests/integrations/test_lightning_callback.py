@@ -231,7 +231,7 @@ def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
     def run(path: Path | None, *callbacks: Any) -> tuple[Any, Any]:
-        callback = LearnedRates(rate_lr=3e-2, held_out=small_loader(120, 130), examples=examples)
+        callback = LearnedRates(held_out=small_loader(120, 130), examples=examples)
         fitted, module = trainer(tmp_path, callback, max_epochs=6), Module().prepare()
         fitted.callbacks += callbacks
         fitted.fit(module, small_loader(), ckpt_path=path)
@@ -279,6 +279,14 @@ def test_held_out_data_in_a_run_without_an_end_are_refused_with_the_next_step(tm
     callback = LearnedRates(held_out=small_loader(120, 130))
     with pytest.raises(lbdrop.DropoutError, match=r"want a run of known length.*Trainer\(max_steps=\.\.\.\)"):
         trainer(tmp_path, callback, max_epochs=-1).fit(Module().prepare(), small_loader())
+
+
+def test_learning_rate_of_rates_that_a_rule_moves_is_refused(tmp_path: Path) -> None:
+    callback = LearnedRates(rate_lr=0.1, held_out=small_loader(120, 130))
+    with pytest.raises(
+        lbdrop.DropoutError, match=r"rate_lr: want it where rates learn by gradients, got 0\.1.*leave it out"
+    ):
+        trainer(tmp_path, callback).fit(Module().prepare(), small_loader())
 
 
 def test_module_that_steps_its_optimisers_itself_is_refused(tmp_path: Path) -> None:

@@ -213,6 +213,12 @@ def test_rates_are_a_group_of_their_own_without_decay(tmp_path: Path) -> None:
     assert groups[2]["weight_decay"] == 0.0
 
 
+def test_learning_rate_of_rates_that_a_rule_moves_is_refused(tmp_path: Path) -> None:
+    data, held_out = texts.which_module(0, 20), texts.rows(texts.which_module(250, 260))
+    with pytest.raises(lbdrop.DropoutError, match=r"rate_lr: want it where rates learn by gradients, got 0\.1"):
+        trained(bert(), tmp_path, data, held_out=held_out, rate_lr=0.1)
+
+
 def test_optimiser_without_the_rates_is_refused(tmp_path: Path) -> None:
     model = bert()
     optimizer = torch.optim.AdamW(model.parameters())

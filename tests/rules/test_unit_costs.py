@@ -75,9 +75,7 @@ def test_cost_of_a_rate_is_the_sum_over_its_masks_of_channels_tokens_and_layers(
     torch.testing.assert_close(found, 0.5 * each.square().mean(0).detach(), rtol=1e-5, atol=1e-8)
 
     first = lbdrop.LearnableDropout(2, rate=0.3)
-    tokens = nn.Sequential(
-        first, lbdrop.LearnableDropout(2, rate=0.3, logit=first.logit), nn.Flatten(), nn.Linear(6, 1)
-    )
+    tokens = nn.Sequential(first, lbdrop.LearnableDropout(2, logit=first.logit), nn.Flatten(), nn.Linear(6, 1))
     x = torch.randn(5, 3, 2).double()
     model = tokens.double()
     _, found, *_ = costs_of(model, squares, x, y)

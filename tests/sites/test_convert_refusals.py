@@ -179,6 +179,8 @@ def test_model_without_dropout_is_an_error_with_the_next_step() -> None:
             "after: want a layer with out_features or out_",
         ),
         ({"share": [["0", "1"]]}, r"share: want names of converted dropouts, got \['0'\]"),
+        ({"share": [["1"]], "per": "model"}, "share: want it with per='layer' or 'unit', got per='model'"),
+        ({"unreached": "ignore"}, "unreached: want 'error' or 'warn', got 'ignore'"),
         ({"share": [["1", "9"]]}, r"share: want names of converted dropouts, got \['9'\]"),
     ],
 )
