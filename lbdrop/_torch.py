@@ -77,7 +77,7 @@ _unreported_lock, _unreported = threading.Lock(), [0]
 @contextmanager
 def slow_lanes_unreported() -> Iterator[None]:
     """Do not warn about operations that ``vmap`` runs lane by lane; the switch is one for all threads, so they are counted."""
-    functorch: Any = torch._C._functorch
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     with _unreported_lock:
         _unreported[0] += 1
         functorch._set_vmap_fallback_warning_enabled(False)
