@@ -31,6 +31,7 @@ __all__ = [
     "children_of",
     "clamp_many",
     "clamp_min_with_gradient",
+    "compilation_ends_at",
     "copy_many",
     "ddp_is_active",
     "ddp_parameters",
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 Module = TypeVar("Module", bound=nn.Module)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 # ---------------------------------------------------------------------------------------------------- torch.func, autocast
@@ -233,6 +235,12 @@ def set_recurrent_weights(layer: nn.RNNBase, weights: Mapping[str, Tensor | None
 
 
 # ---------------------------------------------------------------------------------------------------------------- wrappers
+
+
+def compilation_ends_at(function: Function) -> Function:
+    """Graphs break before a call of it, as with ``torch.compiler.disable``, which takes longer to import than torch."""
+    function._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
-from lbdrop._torch import inside_backward
+from lbdrop._torch import compilation_ends_at, inside_backward
 from lbdrop.errors import DropoutError
 
 __all__ = ["MaskSource", "source_of", "use_in"]
@@ -50,7 +49,7 @@ def source_of(layer: nn.Module) -> MaskSource | None:
     return found
 
 
-@torch.compiler.disable
+@compilation_ends_at
 def _source_here(layer: nn.Module) -> MaskSource | None:
     source = _here.get().get(layer)
     if source is None and inside_backward() and any(layer in sources for sources in [*_everywhere.contexts.values()]):

@@ -253,6 +253,24 @@ def test_uncompiled_gives_back_what_was_compiled() -> None:
     assert internals.uncompiled(model) is model
 
 
+def test_compilation_ends_at_a_marked_function() -> None:
+    states = [1.0]
+
+    @internals.compilation_ends_at
+    def state() -> float:
+        return states[-1]
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * state()
+
+    with pytest.raises(RuntimeError, match="disable"):
+        torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(1))
+    compiled = torch.compile(scaled, backend="eager")
+    assert compiled(torch.ones(1)) == 1
+    states.append(5.0)
+    assert compiled(torch.ones(1)) == 5
+
+
 class LikeFabric(nn.Module):
     """Names its module as Fabric's wrapper does; the real one is tested with Lightning."""
 

@@ -148,7 +148,7 @@ def linear(path: Path) -> Path:
         (baked, "before bake or prune"),
         (whole, "got objects, which might run code; save the state alone"),
         (text, "got a file that is damaged, or of another kind"),
-        (linear, "want a method with masks"),
+        (linear, "want a method with dropout"),
         (lambda path: path / "nowhere", "nothing there"),
         (lambda path: path, "want a saved recommender or *.safetensors"),
     ],
