@@ -4,12 +4,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, needs_extra
 
-__all__ = ["check_writable", "one_line_errors", "writing"]
+if TYPE_CHECKING:
+    from lbdrop.recommend.recommender import Recommender
+
+__all__ = ["check_writable", "one_line_errors", "recommender_class", "writing"]
 
 
 @contextmanager
@@ -49,3 +53,10 @@ def check_writable(folder: Path, *names: str) -> None:
     for name in names:
         if (folder / name).is_dir():
             raise IsADirectoryError(f"{name} is a folder there")
+
+
+def recommender_class() -> "type[Recommender]":
+    """Imported only now: `lbdrop --help` needs neither the time nor the packages."""
+    with needs_extra("recommend"):
+        from lbdrop.recommend.recommender import Recommender
+    return Recommender

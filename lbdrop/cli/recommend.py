@@ -1,4 +1,4 @@
-"""``lbdrop recommend``: fit a recommender to a file, evaluate it, score users to Parquet, look up similar items."""
+"""``lbdrop recommend``: fit a recommender to a file, evaluate it, score users to Parquet, answer on the screen."""
 
 import json
 import time
@@ -11,10 +11,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.common import check_writable, one_line_errors, recommender_class, writing
+from lbdrop.cli.recommend_answers import explain, methods, similar
+from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
-from lbdrop.cli.tables import as_fitted, read_table, read_training, refuse_columns, scan_table
-from lbdrop.errors import DropoutError, needs_extra
+from lbdrop.cli.tables import read_table, read_training, refuse_columns, scan_table
+from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def fit(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        kind = _recommender()
+        kind = recommender_class()
         from lbdrop.guards.processes import is_first
         from lbdrop.io.files import locked, remove
         from lbdrop.recommend.answer.score_files import unfinished
@@ -147,7 +149,7 @@ def evaluate(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        fitted = _recommender().load(model)
+        fitted = recommender_class().load(model)
         data = read_table(file, user, item, weight, fitted)
         report = fitted.evaluate(data, samples=samples)
         shown = Table(title=f"{report.users:,} users", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -200,7 +202,7 @@ def score(
     """
     console = Console(highlight=False)
     with one_line_errors():
-        fitted = _recommender().load(model)
+        fitted = recommender_class().load(model)
         from lbdrop.recommend.answer.score_files import check_target, unfinished
 
         if file is None:
@@ -229,43 +231,12 @@ def score(
         console.print(f"{out.resolve()}: {rows:,} rows in {seconds:.1f} s", markup=False, soft_wrap=True)
 
 
-@app.command()
-def similar(
-    model: Model,
-    item: Annotated[list[str], typer.Argument(help="Ids of items.")],
-    k: Annotated[int, typer.Option(min=1, help="Similar items to show for each.")] = 10,
-) -> None:
-    """Show the items most like these.
-
-    Example:
-
-        lbdrop recommend similar model tea-00001 --k 5
-    """
-    console = Console(highlight=False)
-    with one_line_errors():
-        fitted = _recommender().load(model)
-        import polars as pl
-
-        found = fitted.similar_items(as_fitted(pl.Series("items", item), fitted.items_.dtype), k)
-        shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for heading in ("item", "similar item", "score"):
-            shown.add_column(heading, justify="right" if heading == "score" else "left")
-        for this, other, value, rank in found.iter_rows():
-            shown.add_row(str(this) if rank == 1 else "", str(other), f"{value:.4f}")
-        console.print(shown)
-
-
+for command in (recommend_items, explain, similar, methods):
+    app.command()(command)
 app.command()(serve)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces
-
-
-def _recommender() -> "type[Recommender]":
-    # Only now: `lbdrop --help` needs neither the time nor the packages.
-    with needs_extra("recommend"):
-        from lbdrop.recommend.recommender import Recommender
-    return Recommender
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:

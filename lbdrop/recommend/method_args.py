@@ -53,6 +53,8 @@ class MethodChoice:
 def choose_method(method: str | Settings | None, dropout: str | None, changes: dict[str, Any]) -> MethodChoice:
     """Complete and check the arguments. Another dropout than the method's implies more changes, see `_implied_changes`."""
     changes = {name: to_python_number(value) for name, value in changes.items()}
+    method = method.lower() if isinstance(method, str) else method
+    dropout = dropout.lower() if isinstance(dropout, str) else dropout
     if isinstance(method, Settings):
         every_field = {field.name for field in fields(Settings)}
         changes = changes | ({"dropout": dropout} if dropout is not None else {})

@@ -22,12 +22,14 @@ from lbdrop.io.records import provenance
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend import saving
 from lbdrop.recommend.answer import score_files
+from lbdrop.recommend.answer.diversity import diverse_items
 from lbdrop.recommend.answer.explain import leave_one_out
 from lbdrop.recommend.answer.history_parts import ids_fingerprint
 from lbdrop.recommend.answer.queries import FittedIds, Query, binarised
 from lbdrop.recommend.answer.ray_engine import get_engine
 from lbdrop.recommend.answer.scoring import (
     Best,
+    Choose,
     Scoring,
     best_items,
     popularity_scores,
@@ -38,7 +40,7 @@ from lbdrop.recommend.answer.scoring import (
 from lbdrop.recommend.answer.similarity import similarity
 from lbdrop.recommend.answer.tables import id_series, library_of, ranked_columns, to_frame
 from lbdrop.recommend.data.frames import positions
-from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.interactions import Interactions, warn_of_ratings
 from lbdrop.recommend.data.rows import Rows
 from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.linear.methods import LINEAR, Linear
@@ -144,6 +146,8 @@ class Recommender:
         else:
             data = Interactions.from_frame(interactions, at_least=self.at_least)
             library = library_of(interactions) or "polars"
+            if self.at_least is None:
+                warn_of_ratings(data)
         data = binarised(data)
         settings, history = None, None
         if self.choice.settings is None:
@@ -186,6 +190,8 @@ class Recommender:
         *,
         filter_viewed: bool = True,
         items_to_recommend: Any = None,
+        items_to_exclude: Any = None,
+        diversity: float = 0.0,
         samples: int | None = None,
     ) -> Any:
         """The k best items of each user: ``user_id``, ``item_id``, ``score``, ``rank`` and, with masks, ``uncertainty``.
@@ -200,9 +206,12 @@ class Recommender:
             k: items for each user; fewer if the catalogue has no more.
             filter_viewed: leave out items that the user has.
             items_to_recommend: ids to choose from, also as a dataframe with ``item_id``; unknown ids are ignored.
+            items_to_exclude: ids never to recommend, likewise.
+            diversity: from 0, the best scores, to 1, the items least alike; see :mod:`lbdrop.recommend.answer.diversity`.
             samples: masks to average, 0 for none; the default is the method's. Uncertainty needs two or more.
         """
-        selected, query = self.fitted_ids().users(users), self._query(k, filter_viewed, items_to_recommend, samples)
+        selected = self.fitted_ids().users(users)
+        query = self._query(k, filter_viewed, items_to_recommend, items_to_exclude, diversity, samples)
         parts = list(self.best(selected.rows, query))
         best = Best(
             torch.cat([each.item for each in parts]),
@@ -219,6 +228,8 @@ class Recommender:
         *,
         filter_viewed: bool = True,
         items_to_recommend: Any = None,
+        items_to_exclude: Any = None,
+        diversity: float = 0.0,
         samples: int | None = None,
         batch: int | None = None,
         engine: str = "local",
@@ -236,7 +247,7 @@ class Recommender:
             engine: "local", or "ray" for the machines of a cluster, which all have ``path``.
             address: of the Ray cluster; the default is a cluster that Ray finds, or else this machine.
         """
-        query = self._query(k, filter_viewed, items_to_recommend, samples, batch)
+        query = self._query(k, filter_viewed, items_to_recommend, items_to_exclude, diversity, samples, batch)
         return score_files.score_to(self, Path(path), users, query, get_engine(engine, address), self.progress)
 
     def similar_items(self, items: Any, k: int = 10) -> Any:
@@ -390,25 +401,51 @@ class Recommender:
         )
 
     def _query(
-        self, k: int, filter_viewed: bool, items_to_recommend: Any, samples: int | None, batch: int | None = None
+        self,
+        k: int,
+        filter_viewed: bool,
+        items_to_recommend: Any,
+        items_to_exclude: Any,
+        diversity: float,
+        samples: int | None,
+        batch: int | None = None,
     ) -> Query:
-        items = None
+        check_number("diversity", diversity, minimum=0, maximum=1)
+        items, excluded = None, ()
         if items_to_recommend is not None:
-            indices = positions(id_series(items_to_recommend, "items_to_recommend"), self.items_, "items_to_recommend")
-            if not (indices >= 0).any():
-                raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(indices):,}")
-            items = tuple(np.unique(indices[indices >= 0]).tolist())
-        return Query(k, filter_viewed, items, self.samples(samples), batch)
+            items = self._indices_of(items_to_recommend, "items_to_recommend")
+            if not items:
+                raise DropoutError(
+                    f"items_to_recommend: want items of fit, got none among {len(id_series(items_to_recommend, '')):,}"
+                )
+        if items_to_exclude is not None:
+            excluded = self._indices_of(items_to_exclude, "items_to_exclude")
+            if not set(range(len(self.items_)) if items is None else items) - set(excluded):
+                raise DropoutError(
+                    "items_to_exclude: want an item left to recommend, got all of them; leave some out of the list"
+                )
+        return Query(k, filter_viewed, items, self.samples(samples), batch, excluded, float(diversity))
+
+    def _indices_of(self, ids: Any, name: str) -> tuple[int, ...]:
+        """The indices of those of these items that the model knows."""
+        indices = positions(id_series(ids, name), self.items_, name)
+        return tuple(np.unique(indices[indices >= 0]).tolist())
+
+    def _choose(self, diversity: float) -> Choose:
+        if not diversity:
+            return top_items
+        return lambda scores, seen, k: diverse_items(self.model_, scores, seen, k, diversity)
 
     def best(self, rows: csr_array, query: Query) -> Iterator[Best]:
         """The best items of these rows, one batch at a time."""
         device, allowed = device_of(self.model_), None
-        if query.items is not None:
-            allowed = torch.zeros(len(self.items_), dtype=torch.bool)
-            allowed[list(query.items)] = True
+        if query.items is not None or query.excluded:
+            allowed = torch.full((len(self.items_),), query.items is None)
+            allowed[list(query.items or ())] = True
+            allowed[list(query.excluded)] = False
             allowed = allowed.to(device)
         with torch.no_grad():
             yield from best_items(
                 self._scored(query.samples), Rows.from_csr(rows, device), query.k,
-                filter_viewed=query.filter_viewed, allowed=allowed, batch=query.batch,
+                filter_viewed=query.filter_viewed, allowed=allowed, batch=query.batch, choose=self._choose(query.diversity),
             )  # fmt: skip

@@ -3,6 +3,6 @@
 from lbdrop.errors import needs_extra
 
 with needs_extra("serve"):
+    from lbdrop.recommend.data.table_files import read_titles as read_titles
     from lbdrop.serve.app import Limits as Limits
     from lbdrop.serve.app import create_app as create_app
-    from lbdrop.serve.catalogue import read_titles as read_titles

@@ -8,18 +8,16 @@ import re
 import sqlite3
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from lbdrop.errors import DropoutError, first_line
+from lbdrop.errors import DropoutError
 
-__all__ = ["Catalogue", "index_by_text", "json_ids", "read_titles", "words_of"]
+__all__ = ["Catalogue", "index_by_text", "json_ids", "words_of"]
 
 MAX_EXACT = 2**53
 """From here on JavaScript rounds integers."""
-SUFFIXES = (".csv", ".parquet")
 ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"
 """Scripts that put no spaces between words."""
 WORD = re.compile(rf"[{ALONE}]|[^\W_{ALONE}]+")
@@ -37,22 +35,6 @@ def index_by_text(ids: Iterable[object]) -> dict[str, int]:
 def json_ids(ids: pl.Series) -> list[int | str]:
     """Ids for JSON; integers of 2⁵³ or more become text, which requests may use as well."""
     return [each if isinstance(each, str) or abs(each) < MAX_EXACT else str(each) for each in ids]
-
-
-def read_titles(path: Path) -> dict[str, str]:
-    """The title of each id, both as text, from a CSV or Parquet file with ``item_id`` and ``title``."""
-    if path.suffix not in SUFFIXES:
-        raise DropoutError(f"{path}: want a file of titles that ends in {' or '.join(SUFFIXES)}, got {path.name}")
-    if not path.is_file():
-        raise DropoutError(f"{path}: want a file of titles, got {'a folder' if path.is_dir() else 'nothing there'}")
-    try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DropoutError(f"{path}: cannot be read as a table: {first_line(error)}") from error
-    if missing := {"item_id", "title"} - set(table.columns):
-        raise DropoutError(f"{path}: want the columns item_id and title, got {table.columns} without {sorted(missing)}")
-    rows = table.select(pl.col("item_id", "title").cast(pl.String)).drop_nulls()
-    return dict(rows.iter_rows())
 
 
 class Catalogue:

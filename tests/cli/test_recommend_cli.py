@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lbdrop.cli import app
-from lbdrop.recommend import Recommender
+from lbdrop.recommend import METHODS, Recommender
 from lbdrop.recommend.data.shop import generate_shop
+from lbdrop.recommend.linear.methods import LINEAR
 
 
 def call(*arguments: object) -> Result:
@@ -101,6 +102,40 @@ def test_similar_items_are_listed(model: Path) -> None:
         assert item in done.output
 
 
+def test_recommendations_and_reasons_come_with_titles(model: Path, shop: Path) -> None:
+    items = generate_shop(users=300, items=60, groups=4, likes=12).items
+    items.write_csv(shop / "items.csv")
+    title = dict(items.select("item_id", "title").iter_rows())
+    loaded, titles = Recommender.load(model), ("--titles", shop / "items.csv")
+    expected = loaded.recommend([0, 5], k=3)
+    done = call("recommend", model, 0, 5, "--k", 3, *titles)
+    assert done.exit_code == 0, done.output
+    for item, score in expected.select("item_id", "score").iter_rows():
+        assert any(item in line and title[item] in line and f"{score:.4f}" in line for line in done.output.splitlines())
+    best = expected["item_id"][0]
+    done = call("explain", model, best, "--user", 0, *titles)
+    for item, effect in loaded.explain(0, best).select("item_id", "effect").iter_rows():
+        assert any(title[item] in line and f"{effect:.4f}" in line for line in done.output.splitlines())
+    assert title["baking-00001"] in call("similar", model, "baking-00001", *titles).output
+
+
+def test_new_person_is_asked_for_by_likes(model: Path) -> None:
+    liked = ["baking-00001", "baking-00002"]
+    history = pl.DataFrame({"user_id": ["new"] * 2, "item_id": liked})
+    first, second = Recommender.load(model).recommend(history, k=2)["item_id"]
+    options = [part for item in liked for part in ("--like", item)]
+    done = call("recommend", model, *options, "--k", 1, "--exclude", first)
+    assert done.exit_code == 0, done.output
+    assert second in done.output
+    assert first not in done.output
+    assert "baking-00001" in call("explain", model, first, *options).output
+
+
+def test_every_method_is_listed() -> None:
+    listed = {line.split()[0] for line in call("methods").output.splitlines() if line.strip()}
+    assert {*METHODS, *LINEAR} <= listed
+
+
 def test_wrong_files_and_arguments_are_one_line(model: Path, shop: Path, tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("a,b\n1,2\n")
     (tmp_path / "empty.csv").write_text("")
@@ -137,6 +172,12 @@ def test_wrong_files_and_arguments_are_one_line(model: Path, shop: Path, tmp_pat
         (("score", model, *out, "--item", "sku"), "--item: want a file of interactions with that column, got none"),
         (("score", model, *out, "--address", "auto"), "address: want it with engine='ray' alone"),
         (("similar", model, "gold"), "1 unknown, the first 'gold'"),
+        (("recommend", model), "or --like for a new person, got neither"),
+        (("recommend", model, 3, "--like", "baking-00001"), "got both"),
+        (("recommend", model, "--like", "gold"), "1 unknown, the first 'gold'"),
+        (("recommend", model, 999), "1 unknown, the first 999"),
+        (("explain", model, "gold", "--user", 3), "1 unknown, the first 'gold'"),
+        (("explain", model, "baking-00001"), "got neither"),
     ):
         done = call(*arguments)
         assert done.exit_code == 1, (arguments, done.output, done.exception)
@@ -160,5 +201,5 @@ def test_help_needs_none_of_the_recommenders_packages() -> None:
 
 
 def test_commands_show_an_example() -> None:
-    for verb in ("fit", "evaluate", "score", "similar"):
+    for verb in ("fit", "evaluate", "score", "similar", "recommend", "explain", "methods"):
         assert f"lbdrop recommend {verb} " in call(verb, "--help").output

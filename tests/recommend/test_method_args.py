@@ -17,6 +17,11 @@ def chosen(method: str | Settings | None, dropout: str | None, **changes: Any) -
     return settings
 
 
+def test_method_names_come_in_any_case() -> None:
+    assert repr(Recommender("EASE")) == repr(Recommender("ease"))
+    assert chosen("RecVAE", "Learned") == chosen("recvae", "learned")
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("dropout", ["learned", "fixed", "none", "concrete", "gaussian"])
 def test_every_method_takes_every_dropout(name: str, dropout: str) -> None:

@@ -46,6 +46,16 @@ def test_items_to_recommend_limit_the_recommendations(family: str, models: dict[
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_excluded_items_are_never_recommended(family: str, models: dict[str, Recommender]) -> None:
+    model, banned = models[family], ["a01", "a02", "b07", "unheard of"]
+    every = model.recommend([0], k=99)
+    found = model.recommend([0], k=99, items_to_exclude=pl.DataFrame({"item_id": banned}))
+    assert set(found["item_id"]) == set(every["item_id"]) - set(banned)
+    chosen = model.recommend([0], k=9, filter_viewed=False, items_to_recommend=["a01", "c05"], items_to_exclude=banned)
+    assert chosen["item_id"].to_list() == ["c05"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_recommendations_are_sorted_ranked_and_at_most_the_catalogue(
     family: str, models: dict[str, Recommender]
 ) -> None:

@@ -84,6 +84,17 @@ def test_users_without_known_items_get_popular_items(family: str, models: dict[s
         assert best["score"][0] == pytest.approx(math.log(share), abs=1e-5)
 
 
+def test_stars_without_a_threshold_are_warned_of() -> None:
+    stars = checkerboard().with_columns(weight=pl.Series([1, 2, 3, 4, 5] * 216))
+    with pytest.warns(
+        UserWarning, match="looks like ratings from 1 to 5, of which all count as likes; pass at_least=4"
+    ):
+        Recommender("popularity").fit(stars)
+    for silent in (stars.with_columns(pl.col("weight") * 2), stars.with_columns(weight=1.0), stars.drop("weight")):
+        Recommender("popularity").fit(silent)
+    Recommender("popularity", at_least=4).fit(stars)
+
+
 def test_weights_decide_what_is_a_like() -> None:
     frame = checkerboard().with_columns(weight=5.0)
     disliked = pl.DataFrame({"user_id": [0] * 3, "item_id": ["b00", "b01", "b02"], "weight": [1.0] * 3})
@@ -101,6 +112,8 @@ def test_weights_decide_what_is_a_like() -> None:
         (lambda m: m.recommend([0], k=0), "k: want at least 1"),
         (lambda m: m.recommend([0], samples=-1), "samples: want 0"),
         (lambda m: m.recommend([0], items_to_recommend=["x", "y"]), "want items of fit, got none among 2"),
+        (lambda m: m.recommend([0], items_to_exclude=m.items_), "want an item left to recommend, got all"),
+        (lambda m: m.recommend([0], diversity=2), "diversity: want at most 1, got 2"),
         (lambda m: m.recommend(pl.DataFrame({"user_id": [1]})), "item_id"),
         (lambda m: m.similar_items(["x"]), "1 unknown, the first 'x'"),
         (lambda m: m.explain(0, "x"), "1 unknown, the first 'x'"),

@@ -10,8 +10,9 @@ from fastapi.testclient import TestClient
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
+from lbdrop.recommend.data.table_files import read_titles
 from lbdrop.serve import create_app
-from lbdrop.serve.catalogue import Catalogue, json_ids, read_titles
+from lbdrop.serve.catalogue import Catalogue, json_ids
 
 TITLES = ["Green tea", "Greenhouse", "Evergreen tree", "Thé vert", "green", "Black tea"]
 

@@ -36,6 +36,10 @@ class Query:
     """Indices of the items to choose from."""
     samples: int = 0
     batch: int | None = None
+    excluded: tuple[int, ...] = ()
+    """Indices of the items never to recommend."""
+    diversity: float = 0.0
+    """Between 0, the best scores, and 1, the items least alike."""
 
 
 class FittedIds(NamedTuple):

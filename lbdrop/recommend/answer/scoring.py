@@ -36,6 +36,7 @@ class Scored(NamedTuple):
 
 
 Scoring = Callable[[Batch], Scored]
+Choose = Callable[[Tensor, Tensor | None, int], Tensor]
 
 
 class Best(NamedTuple):
@@ -118,6 +119,7 @@ def best_items(
     filter_viewed: bool = True,
     allowed: Bool[Tensor, "items"] | None = None,
     batch: int | None = None,
+    choose: Choose = top_items,
 ) -> Iterator[Best]:
     """The k best items of every row in order, a batch at a time.
 
@@ -128,6 +130,7 @@ def best_items(
         filter_viewed: leave out what the user has.
         allowed: recommend these items alone.
         batch: users scored at once; the default is as many as memory allows.
+        choose: from scores, what is hidden and k to the items of each user.
     """
     before: Best | None = None
     for users in rows.batches(batch or users_at_once(rows.items), shuffle=False):
@@ -136,7 +139,7 @@ def best_items(
         seen = which_items(users.user, users.item, scores.shape) if filter_viewed else None
         if allowed is not None:
             seen = ~allowed.expand(scores.shape) if seen is None else seen | ~allowed
-        best = top_items(scores, seen, k)
+        best = choose(scores, seen, k)
         place = best.clamp(min=0)
         spread = None if spread is None else spread.gather(1, place).float()
         # One batch behind: the device works on the next one while the host copies this one.

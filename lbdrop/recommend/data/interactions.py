@@ -15,6 +15,7 @@ one, ``weight``. Other columns, ``datetime`` among them, are ignored. The rules:
 - Nulls, NaN, infinite weights, missing columns and frames without interactions are errors.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from lbdrop.recommend.data.frames import (
     summable,
 )
 
-__all__ = ["Interactions", "check_filters", "compress", "no_interactions"]
+__all__ = ["Interactions", "check_filters", "compress", "no_interactions", "warn_of_ratings"]
 
 
 def compress(
@@ -182,6 +183,17 @@ class Interactions:
             rows, items = rows[:, kept], items.gather(kept)
         check_filters(rows.nnz, len(self.users), len(self.items), min_user_items, min_item_users)
         return Interactions(rows, users, items, self.unknown)
+
+
+def warn_of_ratings(interactions: Interactions) -> None:
+    """A warning if the weights look like stars, each of which is about to count as a like."""
+    values = np.unique(interactions.rows.data)
+    if len(values) > 2 and 0.5 <= values[0] < 2 and values[-1] == 5 and not (values * 2 % 1).any():
+        warnings.warn(
+            f"weight: want likes, got what looks like ratings from {values[0]:g} to 5, of which all count as likes; pass"
+            " at_least=4 (--at-least 4) so that only good ones do, or at_least=0.5 to keep all without this warning",
+            stacklevel=3,
+        )
 
 
 def no_interactions(rows: int, at_least: float | None) -> DropoutError:

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import polars as pl
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 from lbdrop.recommend.data.polars_panics import interrupt_or_itself
 
-__all__ = ["find_table_files", "ids_as_integers", "reading", "scan_table_files", "survives_as_integer"]
+__all__ = ["find_table_files", "ids_as_integers", "read_titles", "reading", "scan_table_files", "survives_as_integer"]
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
+TITLE_SUFFIXES = (".csv", ".parquet")
 
 Text = TypeVar("Text", pl.Series, pl.Expr)
 
@@ -69,6 +70,22 @@ def reading(path: str | Path, *, writing: bool = False) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DropoutError(f"{path}: cannot be read as a table: {reason}") from error
+
+
+def read_titles(path: Path) -> dict[str, str]:
+    """The title of each id, both as text, from a CSV or Parquet file with ``item_id`` and ``title``."""
+    if path.suffix not in TITLE_SUFFIXES:
+        raise DropoutError(f"{path}: want a file of titles that ends in {' or '.join(TITLE_SUFFIXES)}, got {path.name}")
+    if not path.is_file():
+        raise DropoutError(f"{path}: want a file of titles, got {'a folder' if path.is_dir() else 'nothing there'}")
+    try:
+        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DropoutError(f"{path}: cannot be read as a table: {first_line(error)}") from error
+    if missing := {"item_id", "title"} - set(table.columns):
+        raise DropoutError(f"{path}: want the columns item_id and title, got {table.columns} without {sorted(missing)}")
+    rows = table.select(pl.col("item_id", "title").cast(pl.String)).drop_nulls()
+    return dict(rows.iter_rows())
 
 
 def _files_of(source: Path) -> list[Path]:

@@ -127,7 +127,7 @@ class EDLAE(ItemItem):
 
 
 class EASE(EDLAE):
-    """The same without dropout.
+    """EDLAE without dropout: ridge regression of every item on all others.
 
     Args:
         regularisation: λ; the published values are 500 for ML-20M, 1,000 for Netflix and 200 for MSD.

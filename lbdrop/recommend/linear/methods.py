@@ -133,7 +133,7 @@ class WMF(_Factors):
 
 
 class IALS(_Factors):
-    """The same model with the unobserved weight and the frequency-scaled ridge of Rendle et al., by irspack.
+    """Weighted matrix factorisation with the unobserved weight and frequency-scaled ridge of Rendle et al., by irspack.
 
     With several threads irspack repeats a fit to about 1e-5 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
 
