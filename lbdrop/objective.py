@@ -1,8 +1,8 @@
 r"""From per-example losses to one loss whose backward pass serves weights and rates together.
 
 :class:`Objective` takes the model out of its wrappers, makes the rule and calls it. *How* rates are learned is a
-:class:`lbdrop.rules.rule.Rule`, what it works with an :class:`lbdrop.evaluation.Evaluation`, and how gradients of rates come
-about :mod:`lbdrop.step`. Weights get theirs by autograd, averaged over all masks drawn.
+:class:`~lbdrop.rules.rule.Rule`, what it works with an :class:`~lbdrop.rules.evaluation.Evaluation`, and how gradients of
+rates come about :mod:`lbdrop.step`. Weights get theirs by autograd, averaged over all masks drawn.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lbdrop import estimators
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.evaluation import Evaluation, Runner
 from lbdrop.guards import processes, threads
 from lbdrop.guards.logit_range import clamp_logits
 from lbdrop.rules.choice import default_rule, refuse_unused_arguments
+from lbdrop.rules.evaluation import Evaluation, Runner
 from lbdrop.rules.rule import Rule, StatefulRule
 
 __all__ = ["Objective", "parameter_groups"]

@@ -16,7 +16,6 @@ LAYERS = (
     ("guards",),
     ("passes", "sites"),
     ("step",),
-    ("evaluation",),
     ("rules",),
     ("objective", "prediction"),
     ("integrations", "metrics"),

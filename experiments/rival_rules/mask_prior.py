@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop.evaluation import Evaluation
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.priors import bernoulli_kl
 
 __all__ = ["MaskPrior"]

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.dropout import logit_of
-from lbdrop.evaluation import Evaluation
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.measurements import losses_at
 
 __all__ = [

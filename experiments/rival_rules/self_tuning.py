@@ -34,9 +34,9 @@ from experiments.rival_rules.slopes import Slopes
 from lbdrop import objective
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.evaluation import Evaluation
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut, size_of
 from lbdrop.rules.measurements import Measurements, losses_at, shift_sums, sums_of

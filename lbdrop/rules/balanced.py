@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
-from lbdrop.evaluation import Evaluation
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut
 from lbdrop.rules.measurements import MasksAt, Measurements, losses_at, shift_sums, sums_of

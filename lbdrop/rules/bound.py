@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.evaluation import Evaluation
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.priors import mask_kl, norms_fed_by
 from lbdrop.sites.graph import neighbours
 

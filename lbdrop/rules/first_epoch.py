@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from lbdrop.evaluation import Evaluation
+from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.held_out import HeldOut, size_of
 
 __all__ = ["FirstEpoch"]

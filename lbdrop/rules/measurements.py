@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
-from lbdrop.evaluation import Evaluation
 from lbdrop.passes.drawer import Drawer
+from lbdrop.rules.evaluation import Evaluation
 
 __all__ = ["MasksAt", "Mean", "Measurements", "losses_at", "shift_sums", "sums_of"]
 

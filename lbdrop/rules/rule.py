@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop.evaluation import Evaluation
+from lbdrop.rules.evaluation import Evaluation
 
 __all__ = ["HeldOutRule", "Phase", "Rule", "StatefulRule"]
 

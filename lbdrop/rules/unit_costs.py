@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
-from lbdrop.evaluation import Evaluation
 from lbdrop.passes.drawer import Drawer
+from lbdrop.rules.evaluation import Evaluation
 
 __all__ = ["UnitCosts", "unit_costs"]
 
