@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lbdrop.metrics.ranking import NO_ITEM, top_items
-from lbdrop.recommend.answer.similarity import pairwise
+from lbdrop.recommend.answer.similarity import similarity
 from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.model.vae import VAE
 
-__all__ = ["diverse_items"]
+__all__ = ["diverse_items", "pairwise"]
 
 CANDIDATES = 10
 """Candidates for each place of the list."""
-MAX_PAIRS = 2**24
-"""Pairs of candidates compared at once."""
+MAX_SIMILARITIES = 2**24
+"""Of candidates with all items, in memory at once."""
 
 
 def diverse_items(
@@ -34,7 +34,7 @@ def diverse_items(
 ) -> Int64[Tensor, "users ranks"]:
     """As :func:`~lbdrop.metrics.ranking.top_items`, but items like those before them come later, or not at all."""
     candidates = top_items(scores, seen, CANDIDATES * k)
-    at_once = max(1, MAX_PAIRS // candidates.shape[1] ** 2)
+    at_once = max(1, MAX_SIMILARITIES // (candidates.shape[1] * scores.shape[1]))
     chosen = [
         _rerank(model, some, scores[start : start + at_once], diversity, min(k, some.shape[1]))
         for start in range(0, len(candidates), at_once)
@@ -60,3 +60,11 @@ def _rerank(
         used = used.scatter(1, best, True)
         nearest = nearest.maximum(alike.gather(1, best[:, :, None].expand(-1, -1, alike.shape[2]))[:, 0])
     return torch.cat(picked, 1)
+
+
+def pairwise(model: VAE | Linear, items: Int64[Tensor, "n c"]) -> Float[Tensor, "n c c"]:
+    """The similarity of each pair of c items, n times, from 0 to 1, which is that of a typical item to the one most like it."""
+    each = similarity(model, items.flatten()).float().view(*items.shape, -1)
+    pairs = each.gather(2, items[:, None, :].expand(-1, items.shape[1], -1))
+    typical = each.amax(2).median(1).values.clamp(min=1e-12)[:, None, None]
+    return ((pairs + pairs.mT) / 2 / typical).clamp(0, 1)

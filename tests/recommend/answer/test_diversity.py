@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 from helpers.checkerboard import group_of
 
 from lbdrop.recommend import Recommender
-from lbdrop.recommend.answer.diversity import diverse_items
-from lbdrop.recommend.answer.similarity import pairwise
+from lbdrop.recommend.answer.diversity import diverse_items, pairwise
 from lbdrop.recommend.linear.closed_form import EASE
 
 # Mostly of one group, and something of another.
@@ -35,9 +35,10 @@ def test_diverse_list_is_the_one_of_the_formula() -> None:
     scores, k, d = torch.rand(5, 8), 4, 0.5
     seen = torch.rand(5, 8) < 0.2
     found = diverse_items(model, scores, seen, k, d)
-    alike = pairwise(model, torch.arange(8)[None])[0]
     for user in range(5):
         free = [item for item in range(8) if not seen[user, item]]
+        alike = torch.zeros(8, 8)
+        alike[np.ix_(free, free)] = pairwise(model, torch.tensor(free)[None])[0]
         low, high = scores[user, free].min(), scores[user, free].max()
         chosen: list[int] = []
         for _ in range(k):
