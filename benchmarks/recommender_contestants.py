@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def ours(*method: str, **settings: Any) -> Callable[[], Fit]:
 
         from lbdrop.recommend import Recommender
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
+        def fit(train: Any, seed: int) -> Ranker:
             rows = train.tocoo()
             frame = pl.DataFrame({"user_id": rows.row, "item_id": rows.col})
             model = Recommender(*method, seed=seed, device="cpu", progress=False, **settings).fit(frame)
@@ -88,17 +89,20 @@ def ours(*method: str, **settings: Any) -> Callable[[], Fit]:
 
 def implicit(name: str) -> Callable[[], Fit]:
     def make() -> Fit:
-        import implicit.als
-        import implicit.nearest_neighbours as neighbours
-        from threadpoolctl import threadpool_limits
+        als, neighbours, pools = map(import_module, ("implicit.als", "implicit.nearest_neighbours", "threadpoolctl"))
+        kind = {"ALS": als.AlternatingLeastSquares, "BM25": neighbours.BM25Recommender}[name]
 
-        kind = {"ALS": implicit.als.AlternatingLeastSquares, "BM25": neighbours.BM25Recommender}[name]
-
-        def fit(train: csr_matrix, seed: int) -> Ranker:
-            with threadpool_limits(1, "blas"):
+        def fit(train: Any, seed: int) -> Ranker:
+            with pools.threadpool_limits(1, "blas"):
                 model = kind(num_threads=1, **({"random_state": seed} if name == "ALS" else {}))
                 model.fit(train, show_progress=False)
-            return lambda users, k: model.recommend(users, train[users], N=k)[0]
+
+            def ranked(users: np.ndarray, k: int) -> np.ndarray:
+                items, scores = model.recommend(users, train[users], N=k)
+                # Neighbours fill a list that is too short with items that the user has, at a score of 0.
+                return items if name == "ALS" else np.where(scores > 0, items, -1)
+
+            return ranked
 
         return fit
 
@@ -107,9 +111,9 @@ def implicit(name: str) -> Callable[[], Fit]:
 
 def irspack(name: str) -> Callable[[], Fit]:
     def make() -> Fit:
-        import irspack as package
+        package = import_module("irspack")
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
+        def fit(train: Any, seed: int) -> Ranker:
             model = getattr(package, name)(train).learn()
             return lambda users, k: _best(model.get_score_remove_seen(users), train[users], k)
 
@@ -120,15 +124,13 @@ def irspack(name: str) -> Callable[[], Fit]:
 
 def rectools(name: str) -> Callable[[], Fit]:
     def make() -> Fit:
-        from implicit.als import AlternatingLeastSquares
-        from rectools import models
-        from rectools.dataset import Dataset
+        als, models, dataset = map(import_module, ("implicit.als", "rectools.models", "rectools.dataset"))
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
-            data = Dataset.construct(_frame(train, weight=1.0, datetime="2020-01-01"))
+        def fit(train: Any, seed: int) -> Ranker:
+            data = dataset.Dataset.construct(_frame(train, weight=1.0, datetime="2020-01-01"))
             wrapped = name == "ImplicitALSWrapperModel"
             model = getattr(models, name)(
-                *([AlternatingLeastSquares(num_threads=1, random_state=seed)] if wrapped else [])
+                *([als.AlternatingLeastSquares(num_threads=1, random_state=seed)] if wrapped else [])
             )
             model.fit(data)
 
@@ -145,21 +147,16 @@ def rectools(name: str) -> Callable[[], Fit]:
 
 def lenskit(module: str, name: str, **config: Any) -> Callable[[], Fit]:
     def make() -> Fit:
-        from importlib import import_module
-
-        from lenskit.batch import recommend
-        from lenskit.data import from_interactions_df
-        from lenskit.pipeline import topn_pipeline
-
+        batch, data_of, pipelines = map(import_module, ("lenskit.batch", "lenskit.data", "lenskit.pipeline"))
         scorer = getattr(import_module(f"lenskit.{module}"), name)
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
-            data = from_interactions_df(_frame(train))
-            pipeline = topn_pipeline(scorer(**config))
+        def fit(train: Any, seed: int) -> Ranker:
+            data = data_of.from_interactions_df(_frame(train))
+            pipeline = pipelines.topn_pipeline(scorer(**config))
             pipeline.train(data)
 
             def ranked(users: np.ndarray, k: int) -> np.ndarray:
-                best = recommend(pipeline, users.tolist(), k, n_jobs=1).to_df()
+                best = batch.recommend(pipeline, users.tolist(), k, n_jobs=1).to_df()
                 return _from_pairs(users, best["user_id"].to_numpy(), best["item_id"].to_numpy(), k)
 
             return ranked
@@ -171,12 +168,11 @@ def lenskit(module: str, name: str, **config: Any) -> Callable[[], Fit]:
 
 def cornac(name: str) -> Callable[[], Fit]:
     def make() -> Fit:
-        from cornac import models
-        from cornac.data import Dataset
+        models, dataset = map(import_module, ("cornac.models", "cornac.data"))
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
+        def fit(train: Any, seed: int) -> Ranker:
             rows = train.tocoo()
-            data = Dataset.from_uir(list(zip(rows.row, rows.col, rows.data, strict=True)), seed=seed)
+            data = dataset.Dataset.from_uir(list(zip(rows.row, rows.col, rows.data, strict=True)), seed=seed)
             model = getattr(models, name)(verbose=False, seed=seed)
             model.fit(data)
             place = np.array([data.iid_map.get(item, -1) for item in range(train.shape[1])])
@@ -202,12 +198,11 @@ def recbole(name: str) -> Callable[[], Fit]:
                          "object0": np.object_, "int0": np.intp}.items():  # fmt: skip
             if not hasattr(np, old):
                 setattr(np, old, new)  # names of numpy 1, which RecBole 1.2 still says
-        from recbole.config import Config
-        from recbole.data import create_dataset, data_preparation
-        from recbole.data.interaction import Interaction
-        from recbole.utils import get_model, get_trainer, init_seed
+        config_of, data_of, interaction, utils = map(
+            import_module, ("recbole.config", "recbole.data", "recbole.data.interaction", "recbole.utils")
+        )
 
-        def fit(train: csr_matrix, seed: int) -> Ranker:
+        def fit(train: Any, seed: int) -> Ranker:
             folder = Path(tempfile.mkdtemp())
             (folder / "likes").mkdir()
             text = {"user_id": "user_id:token", "item_id": "item_id:token"}
@@ -225,12 +220,12 @@ def recbole(name: str) -> Callable[[], Fit]:
                 # MultiVAE and RecVAE refuse sampled negatives, which are the default.
                 "train_neg_sample_args": None,
             }
-            config = Config(model=name, dataset="likes", config_dict=settings)
-            init_seed(seed, True)
-            data = create_dataset(config)
-            first, valid, _ = data_preparation(config, data)
-            model = get_model(name)(config, first.dataset)
-            trainer = get_trainer(config["MODEL_TYPE"], name)(config, model)
+            config = config_of.Config(model=name, dataset="likes", config_dict=settings)
+            utils.init_seed(seed, True)
+            data = data_of.create_dataset(config)
+            first, valid, _ = data_of.data_preparation(config, data)
+            model = utils.get_model(name)(config, first.dataset)
+            trainer = utils.get_trainer(config["MODEL_TYPE"], name)(config, model)
             trainer.fit(first, valid, saved=True, show_progress=False, verbose=False)
             state = torch.load(trainer.saved_model_file, weights_only=False)
             model.load_state_dict(state["state_dict"])
@@ -241,7 +236,11 @@ def recbole(name: str) -> Callable[[], Fit]:
             def ranked(users: np.ndarray, k: int) -> np.ndarray:
                 number = torch.tensor([data.field2token_id["user_id"][str(user)] for user in users])
                 with torch.no_grad():
-                    scores = model.full_sort_predict(Interaction({"user_id": number})).view(len(users), -1).numpy()
+                    scores = (
+                        model.full_sort_predict(interaction.Interaction({"user_id": number}))
+                        .view(len(users), -1)
+                        .numpy()
+                    )
                 return _best(np.where(item > 0, scores[:, item], -np.inf), train[users], k)
 
             return ranked

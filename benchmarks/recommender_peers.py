@@ -31,13 +31,15 @@ from rich.console import Console
 from scipy.sparse import csr_matrix
 
 from benchmarks.recommender_contestants import CONTESTANTS
-from lbdrop.errors import first_line
 from lbdrop.io.records import provenance, write_json
 from lbdrop.metrics.ranking import mean_over_users, ndcg_at_k, recall_at_k, which_items
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.splits import SEED, HeldOut, fold_in
 
+__all__ = ["collected", "likes", "main", "measured", "split", "table"]
+
 K = 100
+"""Items for each user."""
 RESULT = Path(__file__).parent / "results" / "recommender_peers.json"
 AGAINST = "lbdrop default"
 
@@ -62,9 +64,10 @@ def split(data: Interactions, seed: int) -> tuple[csr_matrix, np.ndarray, HeldOu
 
 def measured(ranked: np.ndarray, held: HeldOut) -> dict[str, torch.Tensor]:
     """Recall@20 and NDCG@100 of each test user."""
-    rows = held.held_out.tocoo()
-    relevant = which_items(torch.from_numpy(rows.row).long(), torch.from_numpy(rows.col).long(), rows.shape)
-    best = torch.from_numpy(ranked).long()
+    rows: Any = held.held_out.tocoo()
+    shape: Any = held.held_out.shape
+    relevant = which_items(torch.from_numpy(rows.row).long(), torch.from_numpy(rows.col).long(), shape)
+    best = torch.from_numpy(ranked[:, : min(K, shape[1])]).long()
     return {"recall@20": recall_at_k(best, relevant, 20), "ndcg@100": ndcg_at_k(best, relevant, K)}
 
 
@@ -178,8 +181,6 @@ def table(record: dict[str, Any], data: str) -> str:
     lines += [f"| {name} | {row['failed']} | | | | | |" for name, row in rows.items() if "mean" not in row]
     return "\n".join(lines)
 
-
-__all__ = ["collected", "first_line", "likes", "main", "measured", "split", "table"]
 
 if __name__ == "__main__":
     typer.run(main)
