@@ -20,7 +20,17 @@ from torch import Tensor
 
 from experiments.collaborative import examples
 from experiments.collaborative.protocol_text import protocol
-from experiments.collaborative.record import DATA, GRID_RATES, GRIDS, MEASURE, RIVALS, ROWS, USUAL_RATE
+from experiments.collaborative.record import (
+    DATA,
+    GRID_RATES,
+    GRIDS,
+    LAST_SELF_TUNING,
+    MEASURE,
+    RETIRED,
+    RIVALS,
+    ROWS,
+    USUAL_RATE,
+)
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
 from lbdrop.recommend.data.rows import Rows
@@ -42,7 +52,7 @@ class Run:
     method: str
     seed: int = 0
     rate: float | None = None
-    """The fixed rate, in rows that form a grid; of self-tuned ones, where they start instead of at their own .05."""
+    """The fixed rate, in rows that form a grid."""
 
     def __post_init__(self):
         if self.dataset not in DATA:
@@ -51,24 +61,20 @@ class Run:
             raise DropoutError(f"method: want one of {', '.join(ROWS)}, got {self.method!r}")
         if self.method in GRIDS and self.rate is None:
             object.__setattr__(self, "rate", USUAL_RATE)
-        if self.rate is not None and self.method not in GRIDS and not self.tuned:
+        if self.method in RETIRED:
             raise DropoutError(
-                f"rate: want a method with a grid ({', '.join(GRIDS)}) or self-tuned rates, got {self.method!r}"
+                f"method: want one that can be run, got {self.method!r}, whose rule the package no longer has; its records"
+                f" stay; to run it again, check out {LAST_SELF_TUNING}"
             )
-        if self.rate is not None and not (0 < self.rate < 1 if self.tuned else 0 <= self.rate < 1):
-            raise DropoutError(
-                f"rate: want {'more than 0' if self.tuned else '0 or more'} and less than 1, got {self.rate}"
-            )
-
-    @property
-    def tuned(self) -> bool:
-        return self.method not in (*GRIDS, *RIVALS) and models.method(self.method).rule == "self-tuning"
+        if self.rate is not None and self.method not in GRIDS:
+            raise DropoutError(f"rate: want a method with a grid ({', '.join(GRIDS)}), got {self.method!r}")
+        if self.rate is not None and not 0 <= self.rate < 1:
+            raise DropoutError(f"rate: want 0 or more and less than 1, got {self.rate}")
 
     @property
     def label(self) -> str:
         """What its row of the table is called."""
-        said = "from" if self.tuned else "rate"
-        return ROWS[self.method].label + (f", {said} {self.rate:g}" if self.rate is not None else "")
+        return ROWS[self.method].label + (f", rate {self.rate:g}" if self.rate is not None else "")
 
     @property
     def name(self) -> str:
@@ -81,7 +87,7 @@ def contestants(dataset: str, seeds: int = 1) -> Iterator[Run]:
     """The whole table, seed by seed: every row, and both grids. Rivals without a network run once."""
     for seed in range(seeds):
         for method in ROWS:
-            if method not in GRIDS and (seed == 0 or method not in RIVALS):
+            if method not in (*GRIDS, *RETIRED) and (seed == 0 or method not in RIVALS):
                 yield Run(dataset, method, seed)
         for method in GRIDS:
             yield from (each for each in grid(dataset, method, seed) if each.method != "vae")
@@ -112,7 +118,7 @@ def settings_of(one: Run, changes: Mapping[str, Any] | None = None) -> Settings:
     if base.encoder == "dense" and one.method != "recvae":
         base = replace(base, **schedule.dense)
     if base.dropout == "learned":
-        base = replace(base, **(schedule.tuned if base.rule == "self-tuning" else schedule.bound))
+        base = replace(base, **schedule.bound)
     epochs, batch = changes.pop("epochs", schedule.epochs), changes.pop("batch", schedule.batch)
     stretch = epochs / schedule.epochs * schedule.batch / batch
     if base.alternate:  # an epoch is several passes: our hundred are its published fifty

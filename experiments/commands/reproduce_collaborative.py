@@ -31,9 +31,7 @@ def command(name: str) -> Callable[..., None]:
         seeds: Annotated[int, typer.Option(min=1, help="With 'all' or 'grid': seeds 0 to this less one.")] = 1,
         rate: Annotated[
             float | None,
-            typer.Option(
-                help="Of vae-drop and vae-dense-drop the fixed rate, default 0.5; of self-tuned methods the first one, 0.05."
-            ),
+            typer.Option(help="Of vae-drop and vae-dense-drop the fixed rate, default 0.5."),
         ] = None,
         epochs: Annotated[int | None, typer.Option(min=1, help="Default: the schedule's.")] = None,
         batch: Annotated[int | None, typer.Option(min=1, help="Users a step; default: the schedule's.")] = None,

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from experiments.rival_rules.response import Response
 from lbdrop.dropout import LearnableDropout
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.model.response import Response
 
 __all__ = ["RespondingDropout", "replace_dropouts"]
 

@@ -110,8 +110,7 @@ def methods() -> None:
         for name, s in METHODS.items():
             kind = f"{'VAE' if s.variational else 'denoising autoencoder'}, {s.encoder} encoder, {s.prior} prior"
             per = f", a rate per {s.per}" if s.learns_rates else ""
-            rule = ", by held-out users" if s.rule == "self-tuning" else ""
-            shown.add_row(name, s.dropout + per + rule, kind if s.variational else kind.rpartition(",")[0])
+            shown.add_row(name, s.dropout + per, kind if s.variational else kind.rpartition(",")[0])
         for name, method in LINEAR.items():
             summary = (method.__doc__ or "").partition("\n")[0]
             shown.add_row(name, "none" if name != "edlae" else "learned, by held-out users", summary)

@@ -134,8 +134,7 @@ def _layers(tensors: Mapping[str, Tensor]) -> tuple[Layer, ...]:
             continue
         place = name.removesuffix(SUFFIX).removesuffix(".") or "model"
         owner = first.setdefault((logit.data_ptr(), logit.numel()), place)
-        tuned = any(other.startswith(f"{name.removesuffix(SUFFIX)}responses.") for other in tensors)
         what = "per rank" if place.endswith(".gate") else "per unit" if logit.dim() else "one rate"
-        kind = what + ", self-tuned" * tuned + f", shared with {owner}" * (owner != place)
+        kind = what + f", shared with {owner}" * (owner != place)
         found.append(Layer(place, kind, torch.sigmoid(-logit.detach().double()).reshape(-1)))
     return tuple(found)

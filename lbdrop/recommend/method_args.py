@@ -14,7 +14,7 @@ import torch
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.linear.methods import LINEAR, Linear
-from lbdrop.recommend.model.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, TUNED, Settings
+from lbdrop.recommend.model.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, Settings
 from lbdrop.recommend.model.settings import method as get_method
 from lbdrop.recommend.number_checks import to_python_number
 
@@ -23,6 +23,9 @@ __all__ = ["METHOD_BY_DROPOUT", "MethodChoice", "choose_method", "settings_from_
 METHOD_BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
               "gaussian": "sivae-gaussian"}  # fmt: skip
 """The method of a kind of dropout."""
+
+REMOVED = ("rule", "offset_scale", "settle")
+"""Settings that saved models of earlier versions have: how rates were learned, which does not matter to a fitted model."""
 
 MIN_STEPS = 20
 """Steps of an epoch; with fewer, stopping between epochs is too coarse."""
@@ -97,8 +100,8 @@ def sized_for_data(settings: Settings, explicit: frozenset[str], users: int, ite
 
 
 def settings_from_dict(values: dict[str, Any]) -> Settings:
-    """Settings from a file: every name must be known, every value of its type."""
-    return replace(Settings(), **_checked_fields(values))
+    """Settings from a file: every name must be known, every value of its type; those of earlier versions are left out."""
+    return replace(Settings(), **_checked_fields({name: v for name, v in values.items() if name not in REMOVED}))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
@@ -114,28 +117,20 @@ def _checked_fields(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _implied_changes(before: Settings, changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes that another dropout, or another rule for its rates, implies.
+    """The changes that another dropout implies.
 
     Without the masks' KL, learned rates would minimise the training loss alone, and go to zero.
     """
     dropout = changes.get("dropout", before.dropout)
-    # Only learned dropout can be self-tuned.
-    rule = changes.get("rule", before.rule if dropout == "learned" else "bound")
-    if (dropout, rule) == (before.dropout, before.rule):
+    if dropout == before.dropout:
         return {}
-    both = before.both and dropout == "learned" and rule == "bound"
-    # A start other than the rule's default was the user's choice.
-    rate = {"rate": Settings.rate} if (before.rule, before.rate) == ("self-tuning", TUNED["rate"]) else {}
+    both = before.both and dropout == "learned"
     if dropout not in LEARNED_KINDS:
-        return {"rule": "bound", "both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0, **rate}
-    if rule == "self-tuning":
-        rate = {"rate": TUNED["rate"]} if before.rate == Settings.rate else {}
-        return {"rule": rule, "both": both, "mask_kl": 0.0, **rate}
-    if dropout == "gaussian":
-        rate = {"rate": GAUSSIAN["rate"]}
+        return {"both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0}
+    rate = {"rate": GAUSSIAN["rate"]} if dropout == "gaussian" else {}
     another_prior = "gaussian" in (before.dropout, dropout)
     mask_kl = 1.0 if another_prior or not before.mask_kl else before.mask_kl
-    return {"rule": rule, "both": both, "mask_kl": mask_kl, "samples": before.samples or LEARNED["samples"], **rate}
+    return {"both": both, "mask_kl": mask_kl, "samples": before.samples or LEARNED["samples"], **rate}
 
 
 def _options(method: str, changes: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,8 @@ def read(folder: Path) -> Saved:
         with _one_line_errors(folder, HISTORIES):
             interactions = Interactions(_rows(load_arrays(folder / HISTORIES), len(users), len(items)), users, items)
     with _one_line_errors(folder, WEIGHTS):
-        tensors = load_file(folder / WEIGHTS)
+        # Earlier versions had responses to other rates; they answered only while rates were learned.
+        tensors = {name: tensor for name, tensor in load_file(folder / WEIGHTS).items() if ".response." not in name}
     return Saved(header, tensors, items, likes, interactions)
 
 

@@ -84,17 +84,14 @@ def test_lines_fit_the_terminal(width: int, tmp_path: Path):
     assert max(map(len, output.splitlines())) <= width
 
 
-def test_shared_self_tuned_and_rank_rates_are_labelled(tmp_path: Path):
+def test_shared_and_rank_rates_are_labelled(tmp_path: Path):
     model = network(per="model")
     torch.save(model.state_dict(), tmp_path / "shared.pt")
     kinds = [layer.kind for layer in read_rates(tmp_path / "shared.pt").layers]
     assert kinds == ["one rate", "one rate, shared with 2"]
-    state = {"a.logit": torch.zeros(()), "a.responses.8.stretch": torch.zeros(1, 8), "b.gate.logit": torch.zeros(4)}
+    state = {"a.logit": torch.zeros(()), "b.gate.logit": torch.zeros(4)}
     save_file(state, tmp_path / "m.safetensors")
-    assert [layer.kind for layer in read_rates(tmp_path / "m.safetensors").layers] == [
-        "one rate, self-tuned",
-        "per rank",
-    ]
+    assert [layer.kind for layer in read_rates(tmp_path / "m.safetensors").layers] == ["one rate", "per rank"]
 
 
 def test_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):

@@ -69,7 +69,6 @@ def linear() -> Numbers:
 RECIPES: dict[str, Callable[[], Numbers]] = {
     "recommender-lbd": partial(methods, "sivae-lbd", "sivae-lbd-one"),
     "recommender-lbd-dense": partial(methods, "sivae-lbd-dense", "sivae-lbd-gated"),
-    "recommender-tuned": partial(methods, "sivae-lbd-tuned", "sivae-lbd-dense-tuned"),
     "recommender-rivals": partial(methods, "sivae-concrete", "sivae-gaussian", "vae-drop", "vae"),
     "recommender-dae": partial(methods, "dae", "cdae"),
     "recommender-recvae": partial(methods, "recvae"),

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lbdrop.recommend.model.response import Response
+from experiments.rival_rules.response import Response
 
 
 def stir_responses(model: nn.Module) -> None:

@@ -37,7 +37,6 @@ METHODS = ("sivae-lbd", "vae-drop", "sivae-concrete")
 FITS: dict[str, Any] = {
     "exact": ("dae", {"dropout": "none"}),
     "sivae-lbd": ("sivae-lbd", {"epochs": 16}),
-    "sivae-lbd-tuned": ("sivae-lbd-tuned", {"epochs": 2}),
     "recvae": ("recvae", {"epochs": 2}),
 }
 """Fits of the recommender; the first draws nothing, so any number of processes has to end at the same weights."""

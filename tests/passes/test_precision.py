@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbdrop
+from experiments.rival_rules.response import Response
 from experiments.rival_rules.self_tuning import SelfTuning
 from lbdrop import DropoutError, LearnableDropout, Objective, masks, predict
 from lbdrop.dropout import NoiseLayer
@@ -18,7 +19,6 @@ from lbdrop.passes import autocast as precision
 from lbdrop.passes import run as passes
 from lbdrop.passes.autocast import lane_autocast
 from lbdrop.passes.drawer import Drawer
-from lbdrop.recommend.model.response import Response
 from lbdrop.sites.lora import GatedRanks
 
 HALF = torch.bfloat16

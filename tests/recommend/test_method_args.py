@@ -30,10 +30,9 @@ def test_every_method_takes_every_dropout(name: str, dropout: str) -> None:
     if dropout == before.dropout:
         assert found == before
     elif dropout in ("none", "fixed"):
-        assert (found.extra_masks, found.mask_kl, found.samples, found.rule) == (0, 0.0, 0, "bound")
-        assert found.rate == (before.rate if before.rule == "bound" else 0.5)
+        assert (found.extra_masks, found.mask_kl, found.samples) == (0, 0.0, 0)
+        assert found.rate == before.rate
     else:
-        assert found.rule == "bound"
         assert found.mask_kl >= 1
         assert found.samples == 10
     assert chosen(before, dropout) == found
@@ -53,18 +52,6 @@ def test_explicit_settings_override_implied_ones() -> None:
     assert chosen("sivae-lbd", "fixed", rate=0.7, samples=5).samples == 5
     with pytest.raises(DropoutError, match="mask_kl: want 0 where the rates are not learned"):
         choose_method("sivae-lbd", "fixed", {"mask_kl": 2.0})
-
-
-def test_another_rule_implies_its_settings() -> None:
-    assert chosen("sivae-lbd", None, rule="self-tuning").mask_kl == 0
-    assert chosen("vae", "learned", rule="self-tuning").mask_kl == 0
-    assert chosen(None, "learned", rule="self-tuning").mask_kl == 0
-    assert chosen(None, "learned", rule="self-tuning").rate == METHODS["sivae-lbd-tuned"].rate == 0.05
-    assert chosen(None, "learned", rule="self-tuning", rate=0.4).rate == 0.4
-    assert chosen(Settings(dropout="learned", mask_kl=1.0, rate=0.2), None, rule="self-tuning").rate == 0.2
-    assert chosen(Settings(dropout="learned", rule="self-tuning", rate=0.2), "fixed").rate == 0.2
-    assert chosen("sivae-lbd-tuned", None, rule="bound").rate == chosen("sivae-lbd-tuned", "fixed").rate == 0.5
-    assert chosen("sivae-lbd-tuned", None, rule="bound").mask_kl == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from helpers.checkerboard import checkerboard
 from safetensors.torch import load_file, save_file
 
@@ -65,6 +66,18 @@ def test_every_method_can_be_saved_and_loaded_after_an_epoch(tmp_path: Path) -> 
         model = Recommender(name, **small, **more).fit(checkerboard())
         model.save(tmp_path / name)
         assert Recommender.load(tmp_path / name).recommend([0, 1], k=3).equals(model.recommend([0, 1], k=3)), name
+
+
+def test_model_with_self_tuned_rates_of_an_earlier_version_answers_as_before(
+    learned: Recommender, tmp_path: Path
+) -> None:
+    learned.save(tmp_path / "old")
+    header, weights = tmp_path / "old" / "model.json", tmp_path / "old" / "weights.safetensors"
+    content = json.loads(header.read_text())
+    content["settings"] |= {"rule": "self-tuning", "offset_scale": 1.0, "settle": 1.0}
+    header.write_text(json.dumps(content))
+    save_file(load_file(weights) | {"encoder.head.response.stretch": torch.ones(1, 4)}, weights)
+    assert Recommender.load(tmp_path / "old").recommend(k=3).equals(learned.recommend(k=3))
 
 
 @pytest.mark.parametrize("header", ['{"format": "layers-model", "modelTopology": {}}', "{}", "[1]", "not JSON", ""])

@@ -62,7 +62,6 @@ class Latent(nn.Module):
         q: Posterior,
         noise: Float[Tensor, "users _"],
         density: Density | None,
-        offsets: Float[Tensor, "users 1"] | None = None,
     ) -> tuple[Float[Tensor, "users _"], Float[Tensor, "users"]]:
         """A latent vector from each user's first posterior, and its KL under the mixture of all of them (masks, users)."""
         latent, growth = self.settings.latent, 0.0
@@ -70,8 +69,8 @@ class Latent(nn.Module):
         log_q = 0.0 if density is None else gaussian_log_density(eta[None], q.mean, q.log_variance).sum(-1)
         kl = gaussian_kl(q.mean[0], q.log_variance[0]) if density is None else 0.0
         if self.lower is not None:
-            mean, log_variance = self.lower.posterior(q.hidden, eta, offsets)
-            below, prior = _drawn(mean, log_variance, noise[:, latent:]), self.lower.prior(eta, offsets)
+            mean, log_variance = self.lower.posterior(q.hidden, eta)
+            below, prior = _drawn(mean, log_variance, noise[:, latent:]), self.lower.prior(eta)
             if len(mean) == 1:
                 kl = kl + gaussian_kl(mean[0], log_variance[0], *prior)
             else:  # the mixture is over both levels at once
@@ -87,11 +86,11 @@ class Latent(nn.Module):
         assert isinstance(kl, Tensor)
         return whole, kl
 
-    def mean(self, q: Posterior, offsets: Float[Tensor, "users 1"] | None = None) -> Float[Tensor, "users _"]:
+    def mean(self, q: Posterior) -> Float[Tensor, "users _"]:
         """The latent vector without noise, from each user's first posterior."""
         eta = q.mean[0]
         if self.lower is not None:
-            return torch.cat([self.lower.posterior(q.hidden[:1], eta, offsets)[0][0], eta], -1)
+            return torch.cat([self.lower.posterior(q.hidden[:1], eta)[0][0], eta], -1)
         return eta if self.flows is None else self.flows(eta, q.hidden[0])[0]
 
 

@@ -7,7 +7,6 @@ dense       $h_k = \mathrm{LN}(a(W_k h_{k-1} + \sum_{j<k} h_j))$ — RecVAE, She
 gated       $h = (Wx+b) \odot \sigma(Vx+c)$ — Kim & Suh, Enhancing VAEs for Collaborative Filtering, 2019
 =========== ==================================================================================================
 
-With self-tuned rates every pre-activation passes a :class:`lbdrop.recommend.model.response.Response` to its user's offset.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.recommend.data.rows import Batch
-from lbdrop.recommend.model.response import Response
 from lbdrop.recommend.model.settings import Settings
 
 __all__ = ["Decoder", "Encoder", "ItemTable", "Lower", "Posterior", "aligned_width"]
@@ -83,21 +81,17 @@ class ItemTable(nn.Module):
 
 
 class Layer(nn.Module):
-    """One hidden layer: linear map (or none, after the item table), response, activation or gate."""
+    """One hidden layer: linear map (or none, after the item table), activation or gate."""
 
-    def __init__(self, inputs: int | None, width: int, activation: str, gated: bool, responds: bool):
+    def __init__(self, inputs: int | None, width: int, activation: str, gated: bool):
         super().__init__()
         wide = 2 * width if gated else width
         self.linear = _linear(inputs, wide) if inputs is not None else None
-        self.response = Response(1, wide) if responds else None
         self.activation, self.gated = ACTIVATIONS[activation], gated
 
-    def forward(
-        self, h: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None, skip: Tensor | None = None
-    ) -> Float[Tensor, "rows _"]:
+    def forward(self, h: Float[Tensor, "rows _"], skip: Tensor | None = None) -> Float[Tensor, "rows _"]:
         h = h if self.linear is None else self.linear(h)
         h = h if skip is None else h + skip
-        h = _respond(self.response, h, offsets)
         return F.glu(h, -1) if self.gated else self.activation(h)
 
 
@@ -107,13 +101,10 @@ class GaussianHead(nn.Module):
     def __init__(self, inputs: int, settings: Settings):
         super().__init__()
         self.linear = _linear(inputs, 2 * settings.latent)
-        self.response = Response(1, 2 * settings.latent) if settings.rule == "self-tuning" else None
         self.range = settings.log_variance_range
 
-    def forward(
-        self, h: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None
-    ) -> tuple[Float[Tensor, "rows latent"], Float[Tensor, "rows latent"]]:
-        mean, log_variance = _at_least_float32(_respond(self.response, self.linear(h), offsets)).chunk(2, -1)
+    def forward(self, h: Float[Tensor, "rows _"]) -> tuple[Float[Tensor, "rows latent"], Float[Tensor, "rows latent"]]:
+        mean, log_variance = _at_least_float32(self.linear(h)).chunk(2, -1)
         return mean, log_variance if self.range is None else log_variance.clamp(*self.range)
 
 
@@ -125,12 +116,12 @@ class Encoder(nn.Module):
         s = settings
         self.settings = s
         width = s.latent if s.encoder == "direct" else s.hidden
-        gated, responds = s.encoder == "gated", s.rule == "self-tuning"
+        gated = s.encoder == "gated"
         self.table = ItemTable(items, 2 * width if gated else width)
         self.user = nn.Parameter(torch.zeros(users, width)) if s.user_vectors else None
         count = 1 if s.encoder == "direct" else s.layers
         inputs = [None] + [width] * (count - 1)
-        self.layers = nn.ModuleList(Layer(i, width, s.activation, gated, responds) for i in inputs)
+        self.layers = nn.ModuleList(Layer(i, width, s.activation, gated) for i in inputs)
         # RecVAE's epsilon: layers of inactive units are not scaled up to unit variance.
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=0.1) for _ in inputs) if s.encoder == "dense" else None
         self.head = GaussianHead(width, s) if s.variational else None
@@ -140,7 +131,6 @@ class Encoder(nn.Module):
         self,
         values: Float[Tensor, "n entries"],
         batch: Batch,
-        offsets: Float[Tensor, "users 1"] | None = None,
         known_users: bool = False,
     ) -> Posterior:
         """Posteriors of shape (n, users, latent); ``known_users`` use their own vectors, if the model has them."""
@@ -150,26 +140,26 @@ class Encoder(nn.Module):
                 self.user.index_select(0, batch.number).repeat(len(values), 1) if known_users else self.user.mean(0)
             )
             first = first + vectors
-        q = self._from_first(first, None if offsets is None else offsets.repeat(len(values), 1))
+        q = self._from_first(first)
         mean, log_variance, hidden = (part.unflatten(0, (len(values), batch.size)) for part in q)
         return Posterior(mean, log_variance, hidden)
 
     def of_dense(self, rows: Float[Tensor, "rows items"]) -> Posterior:
         """Posteriors of dense rows, for pseudo-inputs."""
-        return self._from_first(self.table.of_dense(rows), None)
+        return self._from_first(self.table.of_dense(rows))
 
-    def _from_first(self, first: Float[Tensor, "rows _"], offsets: Float[Tensor, "rows 1"] | None) -> Posterior:
-        h = self.layers[0](first, offsets)
+    def _from_first(self, first: Float[Tensor, "rows _"]) -> Posterior:
+        h = self.layers[0](first)
         if self.norms is None:
             for layer in self.layers[1:]:
-                h = layer(h, offsets)
+                h = layer(h)
         else:
             h = skip = self.norms[0](h)
             for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
-                h = norm(layer(h, offsets, skip))
+                h = norm(layer(h, skip))
                 skip = skip + h
         h = _at_least_float32(h)
-        mean, log_variance = (h, h) if self.head is None else self.head(h, offsets)
+        mean, log_variance = (h, h) if self.head is None else self.head(h)
         return Posterior(mean, log_variance, h)
 
 
@@ -182,29 +172,27 @@ class Lower(nn.Module):
     def __init__(self, settings: Settings):
         super().__init__()
         s = settings
-        gated, responds = s.decoder == "gated", s.rule == "self-tuning"
-        self.joint = Layer(s.hidden + s.latent, s.hidden, s.activation, gated, responds)
+        gated = s.decoder == "gated"
+        self.joint = Layer(s.hidden + s.latent, s.hidden, s.activation, gated)
         self.joint_head = GaussianHead(s.hidden, s)
-        self.above = Layer(s.latent, s.hidden, s.activation, gated, responds)
+        self.above = Layer(s.latent, s.hidden, s.activation, gated)
         self.above_head = GaussianHead(s.hidden, s)
 
     def posterior(
         self,
         hidden: Float[Tensor, "n users hidden"],
         upper: Float[Tensor, "users latent"],
-        offsets: Float[Tensor, "users 1"] | None,
     ) -> tuple[Float[Tensor, "n users latent"], Float[Tensor, "n users latent"]]:
         """Mean and log variance for every set of rows, all given the same upper vectors."""
         n = len(hidden)
         both = torch.cat([hidden, upper.expand(n, -1, -1)], -1).flatten(0, 1)
-        offsets = None if offsets is None else offsets.repeat(n, 1)
-        mean, log_variance = self.joint_head(self.joint(both, offsets), offsets)
+        mean, log_variance = self.joint_head(self.joint(both))
         return mean.unflatten(0, (n, -1)), log_variance.unflatten(0, (n, -1))
 
     def prior(
-        self, upper: Float[Tensor, "users latent"], offsets: Float[Tensor, "users 1"] | None
+        self, upper: Float[Tensor, "users latent"]
     ) -> tuple[Float[Tensor, "users latent"], Float[Tensor, "users latent"]]:
-        return self.above_head(self.above(upper, offsets), offsets)
+        return self.above_head(self.above(upper))
 
 
 class Decoder(nn.Module):
@@ -215,28 +203,25 @@ class Decoder(nn.Module):
         s = settings
         depth = 0 if s.decoder == "linear" else 1 if s.encoder == "dense" else s.layers
         widths = [s.levels * s.latent] + [s.hidden] * depth
-        gated, responds = s.decoder == "gated", s.rule == "self-tuning"
-        self.layers = nn.ModuleList(Layer(width, s.hidden, s.activation, gated, responds) for width in widths[:-1])
+        gated = s.decoder == "gated"
+        self.layers = nn.ModuleList(Layer(width, s.hidden, s.activation, gated) for width in widths[:-1])
         self.out = _linear(widths[-1], items)
 
     def forward(
         self,
         eta: Float[Tensor, "rows latent"],
-        offsets: Float[Tensor, "rows 1"] | None = None,
         width: int | None = None,
     ) -> Float[Tensor, "rows _"]:
         """Logits; a larger ``width`` adds padding columns of probability 0."""
-        hidden = self.hidden(eta, offsets)
+        hidden = self.hidden(eta)
         if width is None or width == self.out.out_features:
             return self.out(hidden)
         return F.linear(hidden, _padded(self.out.weight, width), _padded(self.out.bias, width, PADDING_LOGIT))
 
-    def hidden(
-        self, eta: Float[Tensor, "rows latent"], offsets: Float[Tensor, "rows 1"] | None = None
-    ) -> Float[Tensor, "rows _"]:
+    def hidden(self, eta: Float[Tensor, "rows latent"]) -> Float[Tensor, "rows _"]:
         """All but the last layer."""
         for layer in self.layers:
-            eta = layer(eta, offsets)
+            eta = layer(eta)
         return eta
 
 
@@ -284,10 +269,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _respond(response: Response | None, h: Tensor, offsets: Tensor | None) -> Tensor:
-    return h if response is None or offsets is None else response(h, offsets)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

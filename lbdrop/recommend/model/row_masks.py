@@ -43,15 +43,13 @@ class RowMasks(nn.Module):
         logit = self.logit.clamp(min=0.0) if self.settings.dropout == "gaussian" else self.logit
         return torch.sigmoid(logit.detach())
 
-    def logits(self, batch: Batch, offsets: Float[Tensor, "users 1"] | None = None) -> Float[Tensor, "entries"] | None:
-        """The keep logit of every entry, with its user's offset."""
+    def logits(self, batch: Batch) -> Float[Tensor, "entries"] | None:
+        """The keep logit of every entry."""
         if self.logit is None:
             return None
         single = self.logit.dim() == 0
         # Not by indexing, because its backward sorts the entries first.
-        logits = self.logit.expand(len(batch.item)) if single else self.logit.index_select(0, batch.item)
-        # Self-tuned rates follow the held-out loss alone.
-        return logits if offsets is None else logits.detach() + offsets[:, 0].index_select(0, batch.user)
+        return self.logit.expand(len(batch.item)) if single else self.logit.index_select(0, batch.item)
 
     def draw(
         self, count: int, logits: Float[Tensor, "entries"], generator: torch.Generator | None = None

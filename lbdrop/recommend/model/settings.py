@@ -74,17 +74,11 @@ class Settings:
     """The drop rate, or its start if it is learned."""
     normalise: Literal["before", "after", "none"] = "before"
     """Where the row gets length 1: before the mask, which is then scaled by 1/keep, or after; 'none' only scales."""
-    rule: Literal["bound", "self-tuning"] = "bound"
-    """What learned rates minimise: the bound with the mask's KL, or the held-out loss through the weights' response."""
     mask_kl: float = 0.0
     """Weight of KL(Ber(keep) ‖ Ber(½)) for each item of a row."""
     estimator: Literal["disarm", "arm"] = "disarm"
     both: bool = False
     """Train the weights through the mirrored masks too."""
-    offset_scale: float = 1.0
-    """Self-tuning: the standard deviation of users' offsets to the logit of the rate."""
-    settle: float = 1.0
-    """Self-tuning: the share of epochs after which the rate is frozen, and users have no offsets."""
     samples: int = 0
     """Masks averaged at test time; 0 runs the model once, without masks."""
 
@@ -113,7 +107,6 @@ class Settings:
         ):  # fmt: skip
             check_number(name, getattr(self, name), minimum=0)
         check_number("final_lr", self.final_lr, above=0, maximum=1)
-        check_number("settle", self.settle, above=0, maximum=1)
         if self.dropout != "none" and not 0 < self.rate < 1:
             raise DropoutError(
                 f"rate: want a number strictly between 0 and 1, got {self.rate}; dropout='none' drops nothing"
@@ -131,24 +124,12 @@ class Settings:
             raise DropoutError(
                 f"mask_kl: want 0 where the rates are not learned (dropout={self.dropout!r}), got {self.mask_kl}"
             )
-        if self.rule == "self-tuning" and self.dropout != "learned":
-            raise DropoutError(
-                f"rule='self-tuning': want dropout='learned', got {self.dropout!r}; without it there is no rate to tune"
-            )
-        if self.rule == "self-tuning" and self.mask_kl:
-            raise DropoutError(
-                f"mask_kl: want 0 with rule='self-tuning', got {self.mask_kl}; held-out data alone moves those rates"
-            )
-        if self.rule == "self-tuning" and not self.offset_scale > 0:
-            raise DropoutError(f"offset_scale: want more than 0 with rule='self-tuning', got {self.offset_scale}")
-        if self.rule != "self-tuning" and self.settle < 1:
-            raise DropoutError(f"settle: want 1 where rates are not self-tuned (rule={self.rule!r}), got {self.settle}")
         if self.samples and self.dropout == "none":
             raise DropoutError(
                 f"samples: want 0 where dropout='none', got {self.samples}; there are no masks to average"
             )
-        if self.both and (self.dropout != "learned" or self.rule != "bound"):
-            raise DropoutError("both: want dropout='learned' with rule='bound'; nothing else has mirrored masks")
+        if self.both and self.dropout != "learned":
+            raise DropoutError("both: want dropout='learned'; nothing else has mirrored masks")
 
     def _check_bound(self) -> None:
         if not self.variational:
@@ -226,8 +207,6 @@ CONCRETE = {"dropout": "concrete"}
 GAUSSIAN = {"dropout": "gaussian", "rate": 0.3}
 GATED = {"encoder": "gated", "decoder": "gated", "levels": 2, **VAMP}
 DENSE = {"encoder": "dense", "layers": 5, "decoder": "linear", "activation": "swish", "gamma": 0.005, "lr": 5e-4}
-# Low: under much dropout nothing over-fits, so a rate that starts high falls, and rises too late (LOG.md).
-TUNED = {"dropout": "learned", "rule": "self-tuning", "rate": 0.05}
 
 
 def _named(*rows: Settings) -> dict[str, Settings]:
@@ -246,9 +225,6 @@ METHODS: dict[str, Settings] = _named(
     replace(VAE_DROP, method="sivae-lbd-one", mask_kl=1.0, **LEARNED),
     replace(VAE_DROP, method="sivae-lbd-dense", mask_kl=1.0, **(LEARNED | DENSE | EXACT)),
     replace(VAE_DROP, method="sivae-lbd-gated", mask_kl=1.0, **(LEARNED | GATED)),
-    replace(VAE_DROP, method="sivae-lbd-tuned", **TUNED),
-    replace(VAE_DROP, method="sivae-lbd-dense-tuned", **(TUNED | DENSE)),
-    replace(VAE_DROP, method="sivae-lbd-gated-tuned", **(TUNED | GATED)),
     replace(VAE_DROP, method="sivae-concrete", per="item", mask_kl=4.0, **(LEARNED | CONCRETE)),
     replace(VAE_DROP, method="sivae-gaussian", per="item", mask_kl=1.0, **(LEARNED | GAUSSIAN)),
     replace(

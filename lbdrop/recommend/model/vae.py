@@ -63,8 +63,6 @@ class VAE(nn.Module):
         torch.Size([2, 3])
     """
 
-    offset_scale: Tensor
-
     def __init__(self, items: int, settings: Settings, users: int = 0):
         super().__init__()
         if items < 1:
@@ -77,8 +75,6 @@ class VAE(nn.Module):
         self.latent = Latent(items, settings, self.encoder)
         self.decoder = Decoder(items, settings)
         self.dropping = settings.dropout != "none"
-        # A tensor, so that recorded steps read its current value.
-        self.register_buffer("offset_scale", torch.tensor(settings.offset_scale), persistent=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -88,21 +84,20 @@ class VAE(nn.Module):
         Args:
             batch: training rows.
             beta: weight of the latent's KL; the settings' ``gamma`` replaces it, if set.
-            generator: draws masks, latent noise and offsets.
+            generator: draws masks and latent noise.
         """
         s = self.settings
-        offsets = self._offsets(batch, generator) if self.dropping else None
-        logits = self.masks.logits(batch, offsets) if self.dropping else None
+        logits = self.masks.logits(batch) if self.dropping else None
         noise = self.latent_noise(batch, generator)
         weight = beta if s.gamma is None else s.gamma * batch.counts
         density = self.latent.density(self.encoder, batch)
 
         def bound(masks: Tensor | None) -> tuple[Tensor, Tensor]:
             values = row_values(masks, logits, batch, s, self._dtype)
-            return self._bound(values, batch, noise, offsets, density)
+            return self._bound(values, batch, noise, density)
 
         masks = None
-        if logits is not None and s.dropout == "learned" and s.rule == "bound":
+        if logits is not None and s.dropout == "learned":
             keep = torch.sigmoid(logits.detach())
             pair = antithetic(keep, 2, (s.extra_masks + 1, len(keep)), generator)
             nll, kl = bound(pair.z[0])
@@ -128,57 +123,24 @@ class VAE(nn.Module):
         return Losses(total, batch.mean(nll.detach()), batch.mean(kl.detach()), mask_kl.detach())
 
     def _bound(
-        self, values: Tensor, batch: Batch, noise: Tensor | None, offsets: Tensor | None, density: Density | None
+        self, values: Tensor, batch: Batch, noise: Tensor | None, density: Density | None
     ) -> tuple[Float[Tensor, "users"], Float[Tensor, "users"]]:
         """Each user's −log p(x|η) and KL; the first row of ``values`` is the user's own mask, the others are extra."""
-        q = self.encoder(values, batch, offsets, known_users=True)
+        q = self.encoder(values, batch, known_users=True)
         if noise is None:
-            nll = self.decoded_nll(q.hidden[0], batch, offsets)
+            nll = self.decoded_nll(q.hidden[0], batch)
             return nll, torch.zeros_like(nll)
-        eta, kl = self.latent.sample(q, noise, density, offsets)
-        return self.decoded_nll(eta, batch, offsets), kl
+        eta, kl = self.latent.sample(q, noise, density)
+        return self.decoded_nll(eta, batch), kl
 
-    def decoded_nll(
-        self,
-        eta: Float[Tensor, "users _"],
-        batch: Batch,
-        offsets: Float[Tensor, "users 1"] | None = None,
-        frozen: bool = False,
-    ) -> Float[Tensor, "users"]:
-        """Each user's −log p(x|η); the logits of a large catalogue are never there all at once.
-
-        ``frozen``: nobody asks for the gradient of the last layer, which chunks cannot know by themselves.
-        """
+    def decoded_nll(self, eta: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
+        """Each user's −log p(x|η); the logits of a large catalogue are never there all at once."""
         chunk = chunk_width(self.items, batch.size, self.settings.items_at_once)
         if chunk < self.items and self.settings.likelihood == "multinomial":
-            out, hidden = self.decoder.out, self.decoder.hidden(eta, offsets)
-            last = (out.weight.detach(), out.bias.detach()) if frozen else (out.weight, out.bias)
-            return chunked_multinomial_nll(hidden, *last, batch, chunk)
+            out = self.decoder.out
+            return chunked_multinomial_nll(self.decoder.hidden(eta), out.weight, out.bias, batch, chunk)
         width = aligned_width(self.items) if eta.is_cuda else self.items
-        return self.nll(self.decoder(eta, offsets, width), batch)
-
-    def held_out_loss(
-        self, fold_in: Batch, held_out: Batch, generator: torch.Generator | None = None
-    ) -> Float[Tensor, ""]:
-        """Self-tuning: the loss per held-out item given the fold-in row; ``backward()`` reaches the rates' logits alone.
-
-        No masks and no latent noise; the rates act through the response of the weights to offsets around them.
-        """
-        logit = self.masks.logit
-        if self.settings.rule != "self-tuning" or logit is None:
-            raise DropoutError(f"held_out_loss: want rule='self-tuning', got {self.settings.rule!r}")
-        drawn = self._offsets(fold_in, generator)
-        assert drawn is not None
-        with torch.enable_grad():
-            shift = torch.zeros_like(drawn, requires_grad=True)
-            offsets = drawn + shift
-            nll = self.decoded_nll(self.code(fold_in, offsets=offsets), held_out, offsets, frozen=True)
-            real = torch.ones_like(held_out.counts) if held_out.share is None else (held_out.share > 0).to(nll.dtype)
-            loss = (nll * real).sum() / (held_out.counts * real).sum().clamp(min=1)
-            # SelectedUsers for the shift alone, autograd computes no gradient of any weight.
-            (slope,) = torch.autograd.grad(loss, shift)
-        # The response is to a shift of all rates together, so each logit gets the whole gradient.
-        return loss.detach() + ((logit - logit.detach()) * slope.sum()).sum()
+        return self.nll(self.decoder(eta, width), batch)
 
     def train_only(self, part: Literal["both", "encoder", "decoder"]) -> None:
         """Freeze the other half; the decoder by itself learns without dropout (RecVAE)."""
@@ -212,23 +174,21 @@ class VAE(nn.Module):
         self,
         batch: Batch,
         values: Float[Tensor, "1 entries"] | None = None,
-        offsets: Float[Tensor, "users 1"] | None = None,
         known_users: bool = False,
     ) -> Float[Tensor, "users items"]:
         """A logit for every item at the mean latent vector, for the row itself or for other values at its entries."""
-        return self.decoder(self.code(batch, values, offsets, known_users), offsets)
+        return self.decoder(self.code(batch, values, known_users))
 
     def code(
         self,
         batch: Batch,
         values: Float[Tensor, "1 entries"] | None = None,
-        offsets: Float[Tensor, "users 1"] | None = None,
         known_users: bool = False,
     ) -> Float[Tensor, "users _"]:
         """The mean latent vector of each user."""
         if values is None:
             values = row_values(None, None, batch, self.settings, self._dtype)
-        return self.latent.mean(self.encoder(values, batch, offsets, known_users), offsets)
+        return self.latent.mean(self.encoder(values, batch, known_users))
 
     @torch.no_grad()
     def scores(
@@ -286,14 +246,8 @@ class VAE(nn.Module):
         values = row_values(self.masks.draw(1, logits, generator), logits, batch, self.settings, self._dtype)
         return self.log_probabilities(self(batch, values, known_users=known_users))
 
-    def _offsets(self, batch: Batch, generator: torch.Generator | None) -> Float[Tensor, "users 1"] | None:
-        if self.settings.rule != "self-tuning":
-            return None
-        drawn = torch.randn((batch.size, 1), dtype=self._dtype, device=batch.item.device, generator=generator)
-        return self.offset_scale.to(drawn.dtype) * drawn
-
     def _matrices(self) -> list[nn.Parameter]:
-        """The weights of linear layers: not biases, norms, user vectors, responses or pseudo-inputs."""
+        """The weights of linear layers: not biases, norms, user vectors or pseudo-inputs."""
         frozen = self._frozen()
         named = [(name, p) for name, p in self.named_parameters() if id(p) not in frozen]
         return [p for name, p in named if name.endswith("weight") and p.dim() > 1]

@@ -78,7 +78,7 @@ class FixedBatch:
         )
 
 
-Step = Callable[[Batch, Tensor, tuple[Batch, Batch] | None], None]
+Step = Callable[[Batch, Tensor], None]
 
 
 class GraphRecorder:
@@ -89,59 +89,43 @@ class GraphRecorder:
         optimizer: its gradients are set to None before and after a recording, which has its own.
         rows: the training rows.
         size: users a batch; other batches run unrecorded.
-        held_out: fold-in and held-out rows, if steps use them.
     """
 
-    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int, held_out: Any = None):
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, rows: Rows, size: int):
         self.step, self.optimizer = step, optimizer
         self.fixed = FixedBatch.for_batches_of(rows, size)
-        self.pair = None if held_out is None else tuple(FixedBatch.for_batches_of(each, size) for each in held_out)
         self.beta = torch.zeros((), device=rows.device)
         self.runs: dict[Any, int] = {}
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self.side = torch.cuda.Stream()
 
-    def __call__(self, kind: str, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
-        key = (kind, pair is not None)
-        if not self._fits(batch, pair):
-            self._unrecorded(batch, beta, pair)
-        elif self.runs.get(key, 0) < WARM_UP_STEPS:
-            self.runs[key] = self.runs.get(key, 0) + 1
-            self._unrecorded(batch, beta, pair)
-        else:
-            self._fill(batch, beta, pair)
-            if key not in self.graphs:
-                self.graphs[key] = self._record(pair is not None)
-            self.graphs[key].replay()
-
-    def _fits(self, batch: Batch, pair: tuple[Batch, Batch] | None) -> bool:
+    def __call__(self, kind: str, batch: Batch, beta: Tensor) -> None:
         if not self.fixed.fits(batch):
-            return False
-        if pair is None or self.pair is None:
-            return True
-        return all(fixed.fits(each) for fixed, each in zip(self.pair, pair, strict=True))
+            self._unrecorded(batch, beta)
+        elif self.runs.get(kind, 0) < WARM_UP_STEPS:
+            self.runs[kind] = self.runs.get(kind, 0) + 1
+            self._unrecorded(batch, beta)
+        else:
+            self._fill(batch, beta)
+            if kind not in self.graphs:
+                self.graphs[kind] = self._record()
+            self.graphs[kind].replay()
 
-    def _fill(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+    def _fill(self, batch: Batch, beta: Tensor) -> None:
         self.fixed.fill(batch)
         self.beta.copy_(beta)
-        if pair is not None and self.pair is not None:
-            for fixed, each in zip(self.pair, pair, strict=True):
-                fixed.fill(each)
 
-    def _unrecorded(self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None) -> None:
+    def _unrecorded(self, batch: Batch, beta: Tensor) -> None:
         # On a side stream, because gradients made on the default stream could not be recorded later.
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            self.step(batch, beta, pair)
+            self.step(batch, beta)
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def _record(self, held_out: bool) -> torch.cuda.CUDAGraph:
+    def _record(self) -> torch.cuda.CUDAGraph:
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            pair = None
-            if held_out and self.pair is not None:
-                pair = (self.pair[0].batch(), self.pair[1].batch())
-            self.step(self.fixed.batch(), self.beta, pair)
+            self.step(self.fixed.batch(), self.beta)
         self.optimizer.zero_grad(set_to_none=True)
         return graph

@@ -72,7 +72,6 @@ def fit(
     validate_every: int = 1,
     validation_samples: int = 0,
     patience: int | None = None,
-    held_out_every: int = 2,
     precision: Any = None,
     resident: Resident = "auto",
     progress: bool = True,
@@ -92,19 +91,18 @@ def fit(
         validate_every: epochs between validations; the last one is always validated.
         validation_samples: masks to average in validation; 0 runs the model once, without masks.
         patience: stop after so many validations without a better one; ``None`` never.
-        held_out_every: with self-tuned rates, steps between those that see a batch of validation users.
         precision: Fabric's; the default is bf16-mixed on a GPU and 32-true elsewhere.
         resident: where a matrix of training rows is: "device", "host" (batches are copied when needed), or "auto": the
             host if the device has too little memory.
         progress: show a bar.
     """
     s = settings or model.settings
-    fabric = launch(device, precision, uneven=bool(s.alternate) or s.rule == "self-tuning")
+    fabric = launch(device, precision, uneven=bool(s.alternate))
     model.to(fabric.device)
     rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
     held_out = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
-    _check(model, rows, held_out, s, validate_every, held_out_every)
-    run = Loop(model, rows, s, fabric, held_out=held_out, seed=seed, held_out_every=held_out_every)
+    _check(model, rows, held_out, s, validate_every)
+    run = Loop(model, rows, s, fabric, seed=seed)
     history, best = History(), None
     identity = {"settings": {k: v for k, v in asdict(s).items() if k != "epochs"}, "seed": seed,
                 "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}, **(identity or {})}  # fmt: skip
@@ -153,9 +151,7 @@ def _validations_since_best(history: History) -> int:
     return sum(e["validation"] is not None for e in history.epochs[history.best or 0 :])
 
 
-def _check(
-    model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, validate_every: int, held_out_every: int
-) -> None:
+def _check(model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, validate_every: int) -> None:
     if not rows.users or not rows.entries:
         raise DropoutError(f"train: want users with items, got {rows.users} users and {rows.entries} interactions")
     if rows.items != model.items:
@@ -165,10 +161,8 @@ def _check(
             f"validation: want the model's {model.items} items, got {held_out.fold_in.items} columns; split_users gives all"
             " parts the same columns"
         )
-    if s.rule == "self-tuning" and (held_out is None or not held_out.held_out.entries):
-        raise DropoutError("rule='self-tuning': want validation users with held-out items, got none; rates follow them")
-    if validate_every < 1 or held_out_every < 1:
-        raise DropoutError(f"validate_every, held_out_every: want at least 1, got {validate_every}, {held_out_every}")
+    if validate_every < 1:
+        raise DropoutError(f"validate_every: want at least 1, got {validate_every}")
 
 
 def _interrupted_message(history: History, checkpoints: Path | None) -> str:

@@ -8,14 +8,12 @@ and noise of an epoch come from the seed and the epoch's number, so a resumed ru
 (bf16 on a GPU, float32 elsewhere) and, under ``torchrun``, several processes: each takes its share of every batch, with its own
 noise, and gradients of weights and rates are averaged.
 
-Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn); MacKay et al., Self-Tuning Networks, ICLR 2019 (rates that
-follow held-out users).
+Shenbin et al., RecVAE, WSDM 2020 (encoder and decoder in turn).
 """
 
-import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +27,6 @@ from lbdrop.recommend.model.networks import LARGE_CATALOGUE
 from lbdrop.recommend.model.settings import Settings
 from lbdrop.recommend.model.vae import VAE, Losses
 from lbdrop.recommend.train.cuda_graphs import GraphRecorder
-from lbdrop.recommend.train.evaluate import HeldOutRows
 from lbdrop.recommend.train.step_guard import StepGuard
 
 __all__ = ["Loop", "launch"]
@@ -47,9 +44,7 @@ class Loop:
         settings: Settings,
         fabric: Any,
         *,
-        held_out: HeldOutRows | None = None,
         seed: int = 0,
-        held_out_every: int = 2,
         recorded: bool | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
@@ -65,25 +60,20 @@ class Loop:
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(group["lr"], device=fabric.device)
         self.guard = StepGuard(model, self.optimizer, fabric.device)
-        self.held_out, self.held_out_every = held_out if settings.rule == "self-tuning" else None, held_out_every
-        self.step, self.frozen = 0, False
+        self.step = 0
         step = _Step(model)
         # The wrapper averages gradients over processes; a single process does not need it.
         self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
-        self.recorder = (
-            GraphRecorder(self._step, self.optimizer, rows, settings.batch, self.held_out) if self.recorded else None
-        )
+        self.recorder = GraphRecorder(self._step, self.optimizer, rows, settings.batch) if self.recorded else None
 
     def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """One epoch; encoder and decoder in turn where the settings say so."""
         start = time.perf_counter()
         encoder: list[Part] = ["encoder"]
         parts: list[Part] = [*encoder * self.settings.alternate, "decoder"] if self.settings.alternate else ["both"]
-        order, noise, tuning = self._generators(number)
+        order, noise = self._generators(number)
         self.model.train()
         self._set_learning_rates(number)
-        self.frozen = number > math.ceil(self.settings.settle * self.settings.epochs)
-        self.model.offset_scale.fill_(0.0 if self.frozen else self.settings.offset_scale)
         self.guard.begin(number)
         try:
             for index, part in enumerate(parts):
@@ -92,7 +82,7 @@ class Loop:
                 if part == "decoder":
                     self.model.end_of_epoch()  # so that the decoder learns under the prior of the current encoder
                 self.guard.begin_sums()
-                self._pass(part, order, noise, tuning, lambda share, i=index: advance((i + share) / len(parts)))
+                self._pass(part, order, noise, lambda share, i=index: advance((i + share) / len(parts)))
         finally:
             if self.settings.alternate:
                 self.model.train_only("both")
@@ -115,7 +105,6 @@ class Loop:
         part: Part,
         order: torch.Generator,
         noise: torch.Generator | None,
-        tuning: torch.Generator,
         advance: Callable[[float], None],
     ) -> None:
         """Every user once."""
@@ -126,23 +115,19 @@ class Loop:
         )
         # The whole schedule at once: a Python number in each step would be a copy to the device in each step.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
-        pairs = None if self.held_out is None or self.frozen else self._held_out_batches(self.held_out, size, tuning)
         for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
-            pair = next(pairs) if pairs is not None and (self.step + index) % self.held_out_every == 0 else None
             if self.recorder is not None:
-                self.recorder(part, batch, beta, pair)
+                self.recorder(part, batch, beta)
             else:
-                self._step(batch, beta, pair, noise)
+                self._step(batch, beta, noise)
             if index % 32 == 31:
                 self.guard.poll()
                 advance((index + 1) / steps)
         self.step += steps
 
-    def _step(
-        self, batch: Batch, beta: Tensor, pair: tuple[Batch, Batch] | None, noise: torch.Generator | None = None
-    ) -> None:
+    def _step(self, batch: Batch, beta: Tensor, noise: torch.Generator | None = None) -> None:
         with self.fabric.autocast():
-            loss = self.loss(_Work(batch, beta, noise, pair))
+            loss = self.loss(_Work(batch, beta, noise))
         self.fabric.backward(loss.total)
         self.guard.record(loss)
         self.optimizer.step()
@@ -168,37 +153,26 @@ class Loop:
         """Users a batch in each process."""
         return -(-self.settings.batch // self.fabric.world_size)
 
-    def _held_out_batches(
-        self, held_out: HeldOutRows, size: int, generator: torch.Generator
-    ) -> Iterator[tuple[Batch, Batch]]:
-        """Pairs of fold-in and held-out rows of the same users, in a new order after each pass over them."""
-        while True:
-            order = torch.randperm(held_out.fold_in.users, generator=generator)
-            yield from zip(*(rows.in_order(order, size) for rows in held_out), strict=True)
-
-    def _generators(self, number: int) -> tuple[torch.Generator, torch.Generator | None, torch.Generator]:
-        """Generators of the order, equal in all processes; of the noise, different in each; of the held-out users' order."""
+    def _generators(self, number: int) -> tuple[torch.Generator, torch.Generator | None]:
+        """Generators of the order, equal in all processes, and of the noise, different in each."""
         rank = self.fabric.global_rank
-        order, noise, tuning = np.random.SeedSequence([self.seed, number]).generate_state(3, np.uint64).tolist()
-        seeds = [order % 2**63, (noise + rank) % 2**63, (tuning + rank) % 2**63]
+        order, noise = np.random.SeedSequence([self.seed, number]).generate_state(2, np.uint64).tolist()
+        seeds = [order % 2**63, (noise + rank) % 2**63]
         if self.recorded:  # a graph replays the global generator
             torch.manual_seed(seeds[1])
         return (
             torch.Generator().manual_seed(seeds[0]),
             None if self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
-            torch.Generator().manual_seed(seeds[2]),
         )
 
 
 class _Work:
     """The input of a step, as an object, so that no wrapper visits its tensors."""
 
-    __slots__ = ("batch", "beta", "generator", "held_out")
+    __slots__ = ("batch", "beta", "generator")
 
-    def __init__(
-        self, batch: Batch, beta: Tensor, generator: torch.Generator | None, held_out: tuple[Batch, Batch] | None
-    ):
-        self.batch, self.beta, self.generator, self.held_out = batch, beta, generator, held_out
+    def __init__(self, batch: Batch, beta: Tensor, generator: torch.Generator | None):
+        self.batch, self.beta, self.generator = batch, beta, generator
 
 
 class _Step(nn.Module):
@@ -209,11 +183,7 @@ class _Step(nn.Module):
         self.model = model
 
     def forward(self, work: _Work) -> Losses:
-        losses = self.model.losses(work.batch, work.beta, work.generator)
-        if work.held_out is None:
-            return losses
-        tuning = self.model.held_out_loss(*work.held_out, work.generator)
-        return losses._replace(total=losses.total + (tuning - tuning.detach()))  # its gradient, not its value
+        return self.model.losses(work.batch, work.beta, work.generator)
 
 
 def launch(device: torch.device | str | None = None, precision: Any = None, uneven: bool = False) -> Any:

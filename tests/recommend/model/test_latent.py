@@ -61,10 +61,10 @@ def test_two_levels_with_one_mask_have_an_exact_lower_part() -> None:
     eta, kl = latent.sample(q, noise, latent.density(encoder, batch()))
     below, upper = eta.split(LATENT, -1)
     torch.testing.assert_close(upper, q.mean[0] + torch.exp(q.log_variance[0] / 2) * noise[:, :LATENT])
-    posterior = normal(*(part[0] for part in latent.lower.posterior(q.hidden, upper, None)))
+    posterior = normal(*(part[0] for part in latent.lower.posterior(q.hidden, upper)))
     torch.testing.assert_close(below, posterior.mean + posterior.stddev * noise[:, LATENT:])
     expected = kl_divergence(normal(q.mean[0], q.log_variance[0]), Normal(0.0, 1.0)).sum(-1)
-    expected = expected + kl_divergence(posterior, normal(*latent.lower.prior(upper, None))).sum(-1)
+    expected = expected + kl_divergence(posterior, normal(*latent.lower.prior(upper))).sum(-1)
     torch.testing.assert_close(kl, expected)
 
 
@@ -77,8 +77,8 @@ def test_masks_mix_the_joint_density_of_all_levels(levels) -> None:
     log_p = Normal(0.0, 1.0).log_prob(upper).sum(-1)
     if levels == 2:
         below = eta[:, :LATENT]
-        each = each + normal(*latent.lower.posterior(q.hidden, upper, None)).log_prob(below).sum(-1)
-        log_p = log_p + normal(*latent.lower.prior(upper, None)).log_prob(below).sum(-1)
+        each = each + normal(*latent.lower.posterior(q.hidden, upper)).log_prob(below).sum(-1)
+        log_p = log_p + normal(*latent.lower.prior(upper)).log_prob(below).sum(-1)
     torch.testing.assert_close(kl, each.exp().mean(0).log() - log_p)
 
 
@@ -90,9 +90,9 @@ def test_two_levels_under_a_vamp_prior_agree_with_many_single_samples() -> None:
     with torch.no_grad():
         eta, kl = latent.sample(q, torch.randn(draws * USERS, 2 * LATENT), density)
         below, upper = eta.split(LATENT, -1)
-        posterior = normal(*(part[0] for part in latent.lower.posterior(q.hidden, upper, None)))
+        posterior = normal(*(part[0] for part in latent.lower.posterior(q.hidden, upper)))
         log_q = normal(q.mean[0], q.log_variance[0]).log_prob(upper).sum(-1) + posterior.log_prob(below).sum(-1)
-        log_p = density(upper) + normal(*latent.lower.prior(upper, None)).log_prob(below).sum(-1)
+        log_p = density(upper) + normal(*latent.lower.prior(upper)).log_prob(below).sum(-1)
     found, single = kl.view(draws, USERS), (log_q - log_p).view(draws, USERS)
     difference = found - single
     assert bool((difference.mean(0).abs() < 4 * difference.std(0) / math.sqrt(draws)).all())

@@ -115,18 +115,6 @@ def test_dae_uses_its_activations_as_latent_vector() -> None:
     torch.testing.assert_close(net.of_dense(x).mean, torch.tanh(x @ net.table.weight + net.table.bias))
 
 
-def test_offsets_reach_every_set_of_values() -> None:
-    settings = Settings(hidden=6, latent=2, dropout="learned", rule="self-tuning")
-    net, rows = Encoder(ITEMS, settings), batch()
-    for label, p in net.named_parameters():
-        if "response" in label:
-            torch.nn.init.normal_(p)
-    offsets, values = torch.randn(7, 1), torch.rand(1, len(rows.item))
-    one, three = net(values, rows, offsets), net(values.repeat(3, 1), rows, offsets)
-    torch.testing.assert_close(three.mean, one.mean.expand(3, -1, -1))
-    assert not torch.allclose(one.mean, net(values, rows).mean)
-
-
 def test_bfloat16_leaves_posteriors_in_float32() -> None:
     torch.set_default_dtype(torch.float32)
     net, rows = Encoder(ITEMS, Settings(hidden=6, latent=2)), batch()
@@ -141,10 +129,10 @@ def test_bfloat16_leaves_posteriors_in_float32() -> None:
 def test_lower_level_depends_on_row_and_upper_level_and_its_prior_on_the_upper_alone() -> None:
     lower = Lower(Settings(hidden=6, latent=2, levels=2))
     hidden, upper = torch.randn(3, 5, 6), torch.randn(5, 2)
-    mean, log_variance = lower.posterior(hidden, upper, None)
+    mean, log_variance = lower.posterior(hidden, upper)
     for n in range(3):
         joint = torch.cat([hidden[n], upper], -1)
         expected = lower.joint_head.linear(torch.tanh(lower.joint.linear(joint)))
         torch.testing.assert_close(torch.cat([mean[n], log_variance[n]], -1), expected)
     expected = lower.above_head.linear(torch.tanh(lower.above.linear(upper)))
-    torch.testing.assert_close(torch.cat(lower.prior(upper, None), -1), expected)
+    torch.testing.assert_close(torch.cat(lower.prior(upper), -1), expected)

@@ -93,11 +93,3 @@ def test_no_dropout_has_no_logits() -> None:
     assert masks.logits(batch()) is None
     assert float(masks.keep) == 1.0
     assert not list(masks.parameters())
-
-
-def test_offsets_detach_the_logit_from_the_loss() -> None:
-    masks, rows = masks_of("learned"), batch()
-    assert masks.logits(rows).requires_grad
-    shifted = masks.logits(rows, torch.tensor([[1.0], [-2.0], [0.0]]))
-    assert not shifted.requires_grad
-    torch.testing.assert_close(shifted, masks.logit.detach()[rows.item] + torch.tensor([1.0, 1.0, 1.0, -2.0]))

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from helpers.small_vae import ITEMS, random_batch, small
+from helpers.small_vae import ITEMS
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.model.settings import METHODS, Settings, method
@@ -16,10 +16,8 @@ from lbdrop.recommend.model.vae import VAE
     [
         ({"variational": False, "extra_masks": 1}, "extra_masks: want variational=True"),
         ({"variational": False, "prior": "vamp"}, "prior: want variational=True"),
-        ({"dropout": "none", "rule": "self-tuning"}, "want dropout='learned'"),
         ({"dropout": "none", "extra_masks": 2}, "want 0 where dropout='none'"),
         ({"dropout": "fixed", "mask_kl": 1.0}, "rates are not learned"),
-        ({"dropout": "learned", "rule": "self-tuning", "mask_kl": 1.0}, "held-out data alone"),
         ({"flows": 2, "extra_masks": 1}, "want 0 with flows"),
         ({"encoder": "direct"}, "needs a hidden layer"),
         ({"rate": 1.0}, "strictly between 0 and 1"),
@@ -54,8 +52,6 @@ def test_contradicting_settings_are_errors(changes, message) -> None:
 def test_wrong_calls_are_errors_with_the_next_step() -> None:
     with pytest.raises(DropoutError, match="number of training users"):
         VAE(ITEMS, METHODS["cdae"])
-    with pytest.raises(DropoutError, match="want rule='self-tuning'"):
-        small("sivae-lbd").held_out_loss(random_batch(), random_batch())
     with pytest.raises(DropoutError, match="want one of dae"):
         method("sivae")
     with pytest.raises(DropoutError, match="no width"):

@@ -22,7 +22,7 @@ from lbdrop.recommend.model.settings import Settings, method
 from lbdrop.recommend.model.vae import VAE, Losses
 from lbdrop.recommend.train import fit as module
 from lbdrop.recommend.train import loop
-from lbdrop.recommend.train.evaluate import HeldOutRows, evaluate
+from lbdrop.recommend.train.evaluate import evaluate
 from lbdrop.recommend.train.fit import History, Interrupted, fit
 
 ITEMS, GROUPS = 24, 4
@@ -88,7 +88,7 @@ def test_training_finds_the_groups_nearly_as_well_as_the_truth(train: csr_array,
     assert history.epochs[-1]["loss"] < 0.9 * history.epochs[0]["loss"]
 
 
-@pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "sivae-lbd-tuned", "recvae", "cdae"])
+@pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "recvae", "cdae"])
 def test_same_seed_gives_the_same_run_bit_for_bit(name: str, train: csr_array, validation: HeldOut) -> None:
     settings = method(name, **SMALL | {"epochs": 2})
     (first, one), (second, two) = (run(settings, train, validation, seed=3) for _ in range(2))
@@ -104,7 +104,7 @@ class PullThePlug(Exception):
 
 @pytest.mark.parametrize(
     ("name", "stop"),
-    [("vae-drop", PullThePlug), ("sivae-lbd-tuned", KeyboardInterrupt), ("recvae", KeyboardInterrupt)],
+    [("vae-drop", PullThePlug), ("sivae-lbd", KeyboardInterrupt), ("recvae", KeyboardInterrupt)],
 )
 def test_resumed_run_equals_an_uninterrupted_one(
     name: str, stop: type[BaseException], train: csr_array, validation: HeldOut, tmp_path: Path, monkeypatch: Any
@@ -251,55 +251,6 @@ def test_encoder_and_decoder_train_in_turn(train: csr_array, monkeypatch: pytest
     assert all(p.requires_grad for p in model.encoder.parameters())
 
 
-def test_frozen_rate_stays_and_users_have_no_offsets(train: csr_array, validation: HeldOut) -> None:
-    settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 4, "rate_lr": 0.1, "settle": 0.5})
-    scales, offsets = [], VAE._offsets
-
-    def watched(self: VAE, *args: Any) -> Tensor | None:
-        drawn = offsets(self, *args)
-        assert drawn is not None
-        scales.append(bool(drawn.any()))
-        return drawn
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VAE, "_offsets", watched)
-        _, history = run(settings, train, validation)
-    keeps = [entry["keep"] for entry in history.epochs]
-    assert len({1 - settings.rate, *keeps[:2]}) == 3
-    assert len(set(keeps[1:])) == 1
-    settled = 2 * Rows.from_csr(train).steps(settings.batch)  # of which each asks once, where others also look
-    assert scales == [True] * (len(scales) - settled) + [False] * settled
-    with pytest.raises(DropoutError, match="settle"):
-        method("vae-drop", settle=0.5)
-
-
-def test_held_out_users_move_the_rates_and_only_the_rates(train: csr_array, validation: HeldOut) -> None:
-    settings = method("sivae-lbd-tuned", **SMALL | {"epochs": 1, "rate_lr": 0.1, "rate": 0.5})
-    model, often = run(settings, train, validation, held_out_every=1)
-    _, once = run(settings, train, validation, held_out_every=1000)
-    assert abs(often.epochs[0]["keep"] - 0.5) > 0.01
-    assert once.epochs[0]["keep"] == 0.5  # at the first step the weights have no response yet
-    rows, held = Rows.from_csr(train), HeldOutRows.on(validation, "cpu")
-    work = loop._Work(
-        rows.batch(range(8)), torch.tensor(0.1), None, (held.fold_in.batch([0]), held.held_out.batch([0]))
-    )
-    grads = []
-    for pair in (None, work.held_out):
-        model.zero_grad()
-        work.held_out, work.generator = pair, torch.Generator().manual_seed(0)
-        loop._Step(model)(work).total.backward()
-        grads.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
-    for name, without in grads[0].items():
-        with_pair = grads[1][name]
-        if name.startswith("masks"):
-            assert with_pair is not None
-            assert with_pair.abs().sum() > 0
-        else:
-            assert without is not None
-            assert with_pair is not None
-            assert without.equal(with_pair)
-
-
 class LooksBack(TorchDispatchMode):
     """Raises where the host would have to wait for the device to know a value or a shape."""
 
@@ -317,13 +268,11 @@ class LooksBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "sivae-lbd-tuned", "recvae", "vae-vamp-drop", "dae"])
+@pytest.mark.parametrize("name", ["vae-drop", "sivae-lbd", "recvae", "vae-vamp-drop", "dae"])
 def test_steps_do_not_wait_for_the_device(name: str, train: csr_array, validation: HeldOut) -> None:
     settings = method(name, **SMALL)
     model = new(settings)
-    steps = loop.Loop(
-        model, Rows.from_csr(train), settings, loop.launch("cpu"), held_out=HeldOutRows.on(validation, "cpu")
-    )
+    steps = loop.Loop(model, Rows.from_csr(train), settings, loop.launch("cpu"))
     steps.optimizer = torch.optim.SGD(
         model.parameters(), lr=1e-3
     )  # Adam's CPU kernel reads its step; the GPU's does not
@@ -349,8 +298,6 @@ def test_wrong_input_is_an_error_before_training(train: csr_array, validation: H
     ]:
         with pytest.raises(DropoutError, match=words):
             run(settings, *data)
-    with pytest.raises(DropoutError, match="want validation users with held-out items"):
-        run(method("sivae-lbd-tuned", **SMALL), train, None)
     with pytest.raises(DropoutError, match="want at least 1, got 0"):
         run(settings, train, None, validate_every=0)
 
