@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from experiments.camvid.streams import Calibration, MeanIoU
 from experiments.networks.tiramisu import batch_statistics
 from experiments.vision.batches import as_input
 from experiments.vision.camvid import CLASSES, VOID, CamVid, Scenes
 from experiments.vision.segment import re_estimate
 from lbdrop import Predictive, predict
 from lbdrop.dropout import noise_layers
-from lbdrop.metrics.streams import Calibration, EntropyRange, MeanIoU, PatchPAvPU
+from lbdrop.metrics.streams import EntropyRange, PatchPAvPU
 
 __all__ = ["Found", "Prediction", "chosen", "evaluate", "predicting"]
 

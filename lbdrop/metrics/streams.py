@@ -1,4 +1,4 @@
-r"""The measures as torchmetrics: update with batches, compute once, over any number of processes.
+r"""Measures of uncertainty that torchmetrics lacks, as its classes: update with batches, compute once, over any processes.
 
 $$ \text{compute}\big(\text{update}(B_1), \dots, \text{update}(B_n)\big) = \text{function}(B_1 \cup \dots \cup B_n) $$
 
@@ -8,16 +8,15 @@ them: four bytes each for score and correctness; ``compute_on_cpu=True`` keeps t
 ``log_dict`` takes it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.metrics import calibration, detection, pavpu, segmentation
-from lbdrop.metrics.predictions import check_probabilities, check_scores, flatten, judge
+from lbdrop.metrics import detection, pavpu
+from lbdrop.metrics.predictions import check_scores, judge
 
 try:
     from torchmetrics import Metric
@@ -29,7 +28,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["Calibration", "EntropyRange", "MeanIoU", "Misclassification", "OutOfDistribution", "PAvPU", "PatchPAvPU"]
+__all__ = ["EntropyRange", "Misclassification", "PAvPU", "PatchPAvPU", "Stream"]
 
 Scalars = dict[str, Tensor]
 Probs = Float[Tensor, "batch classes *space"]
@@ -38,17 +37,19 @@ Score = Float[Tensor, "batch *space"]
 Bound = float | Float[Tensor, ""]
 
 
-class _Stream(Metric):
+class Stream(Metric):
+    """A measure that several processes compute together."""
+
     is_differentiable = False
     full_state_update = False  # so that forward calls update once
 
-    def _sum(self, *names: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> None:
+    def add_sums(self, *names: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> None:
         # In double precision, so that small terms are not lost in a large sum.
         for name in names:
             self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
 
-class _StoredScores(_Stream):
+class _StoredScores(Stream):
     """Stores a score and a bool of every prediction."""
 
     score: list[Tensor]
@@ -93,40 +94,7 @@ def _judgements(
     return score[judged.valid], judged.correct[judged.valid]
 
 
-class Calibration(_Stream):
-    """Accuracy, NLL, Brier score and ECE, each divided by the number of examples, or of pixels that are not void."""
-
-    bin_count: Tensor
-    bin_right: Tensor
-    bin_confidence: Tensor
-    nll: Tensor
-    brier: Tensor
-
-    def __init__(self, bins: int = calibration.BINS, void: int | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._sum("bin_count", "bin_right", "bin_confidence", shape=(bins,))
-        self._sum("nll", "brier")
-        self.bins, self.void = bins, void
-
-    def update(self, probs: Probs, labels: Labels) -> None:
-        rows, truth = flatten(probs.to(torch.promote_types(probs.dtype, torch.float32)), labels, self.void)
-        if not len(truth):  # every label is void
-            return
-        curve = calibration.reliability_curve(rows, truth, self.bins)
-        self.bin_count += curve.count
-        self.bin_right += (curve.accuracy.double().nan_to_num() * curve.count).round()
-        self.bin_confidence += curve.confidence.double().nan_to_num() * curve.count
-        self.nll += calibration.nll(rows, truth).double() * len(truth)
-        self.brier += calibration.brier(rows, truth).double() * len(truth)
-
-    def compute(self) -> Scalars:
-        n = self.bin_count.sum()
-        gaps = (self.bin_right - self.bin_confidence).abs()
-        sums = {"accuracy": self.bin_right.sum(), "nll": self.nll, "brier": self.brier, "ece": gaps.sum()}
-        return {name: total / n for name, total in sums.items()}
-
-
-class EntropyRange(_Stream):
+class EntropyRange(Stream):
     """The smallest and the largest entropy: of examples, of pixels, or of patches if ``window`` is given.
 
     On the validation set these are the ends of the sweep: ``PAvPU(**entropy_range.compute())``.
@@ -205,41 +173,3 @@ class Misclassification(_StoredJudgements):
         score, correct = self._all()
         found = detection.misclassification_auroc(score, correct)
         return {"misclassification_auroc": found, "aurc": detection.aurc(score, correct)}
-
-
-class OutOfDistribution(_StoredScores):
-    """AUROC of telling foreign inputs from familiar ones by a score, divided by (foreign, familiar) pairs."""
-
-    higher_is_better = True
-
-    def update(self, score: Float[Tensor, "batch"], foreign: Bool[Tensor, "batch"]) -> None:
-        check_scores(score, foreign, "foreign")
-        self._store(score, foreign)
-
-    def compute(self) -> Scalars:
-        return {"out_of_distribution_auroc": detection.auroc(*self._all())}
-
-
-class MeanIoU(_Stream):
-    """IoU summed over the data set and averaged over classes; pixel accuracy; IoU of each class by name or number."""
-
-    higher_is_better = True
-    confusion: Tensor
-
-    def __init__(
-        self, classes: int, void: int | None = None, names: Sequence[str] | None = None, **settings: Any
-    ) -> None:
-        super().__init__(**settings)
-        if names is not None and len(names) != classes:
-            raise DropoutError(f"names: want one for each of {classes} classes, got {len(names)}; leave out void")
-        self._sum("confusion", shape=(classes, classes), dtype=torch.long)
-        self.void, self.names = void, names or range(classes)
-
-    def update(self, probs: Probs, labels: Labels) -> None:
-        check_probabilities(probs, labels, self.void)
-        self.confusion += segmentation.confusion_matrix(probs.argmax(1), labels, len(self.confusion), self.void)
-
-    def compute(self) -> Scalars:
-        whole = {"mean_iou": segmentation.mean_iou, "pixel_accuracy": segmentation.pixel_accuracy}
-        each = zip(self.names, segmentation.class_iou(self.confusion), strict=True)
-        return {key: of(self.confusion) for key, of in whole.items()} | {f"iou_{name}": iou for name, iou in each}

@@ -122,12 +122,6 @@ def test_measures_of_held_out_users_are_bit_for_bit_those_of_one_process(two: li
             torch.testing.assert_close(found["measured"][name], value, rtol=0, atol=0, equal_nan=True)
 
 
-def test_streams_of_ranking_measures_reduce_to_the_value_of_one_process(two: list[dict[str, Any]]) -> None:
-    one = work.streamed(0, 1)
-    for found in two:
-        assert furthest(found["streamed"], one) < 1e-12
-
-
 def test_fit_without_noise_ends_at_the_weights_of_one_process(two: list[dict[str, Any]]) -> None:
     model, history = work.recommended("exact")
     assert history.best_measure > 0.7  # it has learned something

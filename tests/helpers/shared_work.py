@@ -18,7 +18,6 @@ from experiments.vision.train import fit as fit_images
 from lbdrop import Balanced, LearnableDropout, Objective
 from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Draw, Estimator
-from lbdrop.metrics.ranking_streams import Ranking
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.rows import Rows
 from lbdrop.recommend.data.shop import generate_shop
@@ -222,15 +221,6 @@ def measured(shared: bool) -> dict[str, Tensor]:
     return {name: torch.tensor(value) for name, value in numbers.items()} | {
         "times": report.times, **{f"{name} of each": values for name, values in report.per_user.items()}
     }  # fmt: skip
-
-
-def streamed(rank: int, ranks: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(10)
-    scores, kind = torch.randn(50, 30, generator=generator), torch.rand(50, 30, generator=generator)
-    metric = Ranking(torch.arange(30), recall=[3], ndcg=[9], shown=3)
-    for rows in torch.arange(50).split(5)[rank::ranks]:
-        metric.update(scores[rows], kind[rows] < 0.2, kind[rows] > 0.7)
-    return metric.compute()
 
 
 # --------------------------------------------------------------------------------------------------------------- images

@@ -142,7 +142,7 @@ def main(folder: Path) -> None:
     result["balanced"] = [work.balanced(rank, ranks, wrapped=each) for each in (True, False)]
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
     result["plain masks"] = plain_masks()
-    result["measured"], result["streamed"] = work.measured(shared=True), work.streamed(rank, ranks)
+    result["measured"] = work.measured(shared=True)
     result["without gradients"] = called_without_gradients()
     for name in work.FITS:
         model, history = work.recommended(name)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torchmetrics import Metric, MetricCollection
 
+from experiments.camvid import streams as camvid
 from lbdrop import metrics
 from lbdrop.errors import DropoutError
 from lbdrop.metrics import streams
@@ -35,12 +36,6 @@ def images(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     logits = torch.randn(7, 5, 6, 5, generator=generator)
     truth = torch.nn.functional.one_hot(labels.clamp(max=4), 5).movedim(-1, 1)
     return torch.softmax(2 * logits + 2 * truth, 1), labels
-
-
-def scores(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    foreign = torch.tensor([True, False, True, False, False, True, False])
-    return torch.rand(7, generator=generator) + 0.3 * foreign, foreign
 
 
 def calibration_of(probs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -87,20 +82,13 @@ def iou_of(probs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]
 
 Case = tuple[Callable[[], Metric], Callable[..., tuple[torch.Tensor, torch.Tensor]], Callable[..., dict[str, Any]]]
 CASES: dict[str, Case] = {
-    "Calibration": (streams.Calibration, examples, calibration_of),
-    "Calibration of pixels": (lambda: streams.Calibration(void=VOID), images, calibration_of),
+    "Calibration": (camvid.Calibration, examples, calibration_of),
+    "Calibration of pixels": (lambda: camvid.Calibration(void=VOID), images, calibration_of),
     "EntropyRange": (lambda: streams.EntropyRange(window=2, void=VOID), images, range_of),
     "PAvPU": (lambda: streams.PAvPU(0.2, 1.2), examples, example_pavpu_of),
     "PatchPAvPU": (lambda: streams.PatchPAvPU(0.2, 1.2, void=VOID), images, lambda *b: pavpu_of(*patches_of(*b))),
     "Misclassification": (lambda: streams.Misclassification(void=VOID), images, misclassification_of),
-    "OutOfDistribution": (
-        streams.OutOfDistribution,
-        scores,
-        lambda score, foreign: {
-            "out_of_distribution_auroc": metrics.out_of_distribution_auroc(score[~foreign], score[foreign])
-        },
-    ),
-    "MeanIoU": (lambda: streams.MeanIoU(5, VOID, names="abcde"), images, iou_of),
+    "MeanIoU": (lambda: camvid.MeanIoU(5, VOID, names="abcde"), images, iou_of),
 }
 
 
@@ -157,7 +145,7 @@ def test_streams_of_two_processes_equal_one_process(tmp_path: Path):
 
 
 def test_collection_holds_every_measure_of_a_classifier():
-    both = MetricCollection([streams.Calibration(), streams.PAvPU(0.2, 1.2), streams.Misclassification()])
+    both = MetricCollection([camvid.Calibration(), streams.PAvPU(0.2, 1.2), streams.Misclassification()])
     for part in ROWS:
         both.update(*(t[part] for t in examples()))
     expected = calibration_of(*examples()) | example_pavpu_of(*examples()) | misclassification_of(*examples())
@@ -183,7 +171,7 @@ def test_score_replaces_the_entropy():
 
 def test_half_precision_probabilities_are_summed_in_full_precision():
     probs, labels = images()
-    metric = streams.Calibration(void=VOID)
+    metric = camvid.Calibration(void=VOID)
     metric.update(probs.bfloat16(), labels)
     expected = calibration_of(probs.bfloat16().float(), labels)
     assert_same(metric.compute(), expected)
@@ -193,13 +181,12 @@ def test_half_precision_probabilities_are_summed_in_full_precision():
 def test_wrong_input_is_an_error_with_the_next_step():
     probs, labels = examples()
     refused = [
-        (lambda: streams.Calibration().update(2 * probs, labels), "softmax"),
+        (lambda: camvid.Calibration().update(2 * probs, labels), "softmax"),
         (lambda: streams.PAvPU(0.0, 1.0).update(probs, labels, probs[:, 0].mean()[None]), "one per batch"),
-        (lambda: streams.MeanIoU(4).update(probs, labels), "classes 0 to 3"),
-        (lambda: streams.MeanIoU(4, names=["road"]), "one for each of 4"),
+        (lambda: camvid.MeanIoU(4).update(probs, labels), "classes 0 to 3"),
+        (lambda: camvid.MeanIoU(4, names=["road"]), "one for each of 4"),
         (lambda: streams.PAvPU(1.0, 0.0), "validation"),
         (lambda: streams.PAvPU(math.inf, -math.inf), "validation"),  # an EntropyRange that saw nothing
-        (lambda: streams.OutOfDistribution().update(probs[:, 0], labels), "bool foreign"),
     ]
     for call, says in refused:
         with pytest.raises(DropoutError, match=says):
