@@ -131,7 +131,8 @@ def content(path: Path) -> dict[str, Any]:
     for each in files:
         if each.suffix == ".json":
             header = json.loads(each.read_text())
-            header.pop("provenance")
+            for written in ("provenance", "seal"):
+                header.pop(written)
             for epoch in header["history"]["epochs"]:
                 for clock in ("seconds", "validation_seconds"):
                     epoch.pop(clock, None)

@@ -4,20 +4,23 @@ Structured changes keep the format whole, so that what is wrong reaches the code
 name twice, a column of another type.
 """
 
+import hashlib
 import io
 import json
 import os
 import pickle
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hypothesis.strategies as st
 
+from lbdrop.io.manifest import sealed
+
 __all__ = [
     "CANARY", "HOSTILE", "SIZES", "WORDS", "Draw", "Files", "Hostile", "changed_bytes", "changed_json", "changed_parquet",
-    "changed_text", "changed_tree",
+    "changed_text", "changed_tree", "resealed",
 ]  # fmt: skip
 
 
@@ -57,6 +60,28 @@ LEAVES = NUMBERS | WORDS | st.sampled_from([None, True, False]) | st.sampled_fro
 NONSENSE = st.recursive(
     LEAVES, lambda of: st.lists(of, max_size=3) | st.dictionaries(WORDS, of, max_size=3), max_leaves=6
 )
+
+
+# -------------------------------------------------------------------------------------------------------------- seals
+
+
+def resealed(files: Mapping[str, bytes]) -> Files:
+    """With new checksums and a new seal wherever a folder has one, as a forger would."""
+    made = Files(files)
+    for name, content in files.items():
+        folder, _, last = name.rpartition("/")
+        if last not in ("model.json", "manifest.json", "record.json"):
+            continue
+        try:
+            header = json.loads(content)
+            listed = {each: files[f"{folder}/{each}" if folder else each] for each in header["files"]}
+            header["files"] = {
+                each: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for each, data in listed.items()
+            }
+            made[name] = sealed(header)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # what is no header any more stays as it is
+    return made
 
 
 # ---------------------------------------------------------------------------------------------------------- any bytes

@@ -1,6 +1,5 @@
 """The readers of lbdrop, each with a small valid input and the command or function that a user calls with it."""
 
-import hashlib
 import io
 import json
 import shutil
@@ -17,8 +16,10 @@ import numpy as np
 import polars as pl
 from typer.testing import CliRunner
 
+from benchmarks.fuzz_changes import resealed
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
+from lbdrop.io.files import LOCK, MARK
 
 __all__ = [
     "RECOMMENDER",
@@ -148,7 +149,9 @@ def state() -> Contents:
 
 def resumed(at: Path) -> None:
     """The same fit again, from that state."""
-    shutil.copytree(at, at.parent / "out.unfinished")
+    work = at.parent / "out.unfinished"
+    shutil.copytree(at, work)
+    (work / LOCK).write_bytes(MARK)
     likes().write_csv(at.parent / "history.csv")
     settings = [word for name, value in TINY.items() if name != "epochs" for word in ("--set", f"{name}={value}")]
     command("recommend", "fit", at.parent / "history.csv", "--out", at.parent / "out", "--method", "vae-drop", "--epochs", 1,
@@ -217,15 +220,6 @@ def prepared() -> Contents:
         return contents(Path(folder) / "out" / "ml-1m")
 
 
-def signed(files: Contents) -> Contents:
-    try:
-        manifest = json.loads(files["manifest.json"])
-        manifest["sha256"] = {name: hashlib.sha256(files[name]).hexdigest() for name in manifest["sha256"]}
-        return {**files, "manifest.json": json.dumps(manifest).encode()}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return files
-
-
 def reproduced(at: Path) -> None:
     command("reproduce", "ml-1m", "--data", at, "--method", "popularity", "--out", at.parent / "out")
 
@@ -262,9 +256,9 @@ RECOMMENDER: dict[str, Reader] = {
     "fit: CSV": Reader(lambda: {"likes.csv": written("write_csv")}, fitted("likes.csv")),
     "fit: TSV": Reader(lambda: {"likes.tsv": written("write_csv", separator="\t")}, fitted("likes.tsv")),
     "fit: Parquet": Reader(lambda: {"likes.parquet": written("write_parquet")}, fitted("likes.parquet")),
-    "model folder: EASE": Reader(lambda: model("ease"), asked),
-    "model folder: SIVAE": Reader(lambda: model("sivae-lbd"), asked),
-    "fit: unfinished": Reader(state, resumed),
+    "model folder: EASE": Reader(lambda: model("ease"), asked, resealed),
+    "model folder: SIVAE": Reader(lambda: model("sivae-lbd"), asked, resealed),
+    "fit: unfinished": Reader(state, resumed, resealed),
     "prepare: own CSV": Reader(lambda: ({"likes.csv": written("write_csv")}), streamed("likes.csv")),
     "prepare: own Parquet": Reader(lambda: ({"likes.parquet": written("write_parquet")}), streamed("likes.parquet")),
     "prepare: ml-20m": Reader(lambda: ML_20M, prepared_from("ml-20m")),
@@ -277,7 +271,7 @@ RECOMMENDER: dict[str, Reader] = {
     ),
     "prepare: netflix.npz": Reader(lambda: {"netflix.npz": npz(**NETFLIX_NPZ)}, prepared_from("netflix", "netflix.npz")),
     "prepare: msd": Reader(lambda: MSD, prepared_from("msd")),
-    "prepared folder": Reader(prepared, reproduced, signed),
+    "prepared folder": Reader(prepared, reproduced, resealed),
     "report: CIFAR-10": Reader(
         records("cifar10", "fast-lbd-unit-0.5-seed0.json", "fast-mc-0.3-seed0.json", "fast-mc-0.3-seed1.json"), reported
     ),

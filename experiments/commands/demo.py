@@ -42,11 +42,12 @@ def demo(
     settings = replace(Settings.quick() if quick else Settings(), **given)
     console = Console(highlight=False)
     with one_line_errors():
-        with writing(out):
-            check_writable(out, PAGE, RESULT)
         # Not above: other commands need neither the time nor the packages.
         from experiments.demo.shop import FILES, ShopSettings, keep_shop
         from experiments.demo.shop import run as run_shop
+
+        with writing(out):
+            check_writable(out, PAGE, RESULT, *FILES)
 
         with bar(settings, console) as tick:
             result = run(settings, tick)

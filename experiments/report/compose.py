@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.report.page import Chapter, document, write_files
 from experiments.report.records import files as json_files
+from lbdrop.cli.common import check_writable
 from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.io.records import read_json
 
@@ -131,8 +132,9 @@ def _data(given: Path | None, kind: Kind, several: bool) -> Path | None:
 
 
 def write(folder: Path, report: Report) -> list[Path]:
-    """Write the page and what stands beside it."""
+    """Write the page and what stands beside it, where nothing of another program would be lost."""
     contents = report.contents()
+    check_writable(folder, *contents)
     write_files(folder, contents)
     return [folder / name for name in contents]
 

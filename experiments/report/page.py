@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from experiments.report.records import Json
 from experiments.report.script import POLICY, SCRIPT
 from experiments.report.style import STYLE
+from lbdrop.cli.common import PAGE_MARK
 from lbdrop.io.files import replacing
 
 __all__ = [
@@ -66,7 +67,7 @@ def document(chapters: Sequence[Chapter], unknown: Sequence[str] = ()) -> str:
     # Numbers stay whole at line ends.
     whole = "\n".join(body).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{PAGE_MARK}\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n<script>{SCRIPT}</script>\n</head>\n<body>\n<main>\n"

@@ -13,7 +13,10 @@ from lbdrop.errors import DropoutError, needs_extra
 if TYPE_CHECKING:
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["check_writable", "one_line_errors", "recommender_class", "writing"]
+__all__ = ["PAGE_MARK", "check_writable", "one_line_errors", "recommender_class", "writing"]
+
+PAGE_MARK = '<meta name="generator" content="lbdrop">'
+"""In each of our pages: only such a one is replaced."""
 
 
 @contextmanager
@@ -25,7 +28,7 @@ def one_line_errors() -> Iterator[None]:
         typer.echo(one_line(str(error)), err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        typer.echo(str(error) or "stopped", err=True)
+        typer.echo(one_line(str(error)) or "stopped", err=True)
         raise typer.Exit(130) from error
 
 
@@ -46,8 +49,16 @@ def writing(folder: Path, kept: Path | None = None) -> Iterator[None]:
 
 
 def check_writable(folder: Path, *names: str) -> None:
-    """Raise OSError unless files of these names can be written into ``folder``, which is made if need be."""
+    """Raise OSError unless files of these names can be written into ``folder``, which is made if need be.
+
+    Files of these names that are there are replaced if one of them says that it is ours: a page, or a record of a run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    there = [folder / name for name in names if (folder / name).is_file()]
+    if there and not any(map(_is_ours, there)):
+        raise DropoutError(
+            f"{folder}: want a place for {names[0]}, got one of another program; choose another with --out"
+        )
     with tempfile.TemporaryFile(dir=folder):
         pass
     for name in names:
@@ -60,3 +71,16 @@ def recommender_class() -> "type[Recommender]":
     with needs_extra("recommend"):
         from lbdrop.recommend.recommender import Recommender
     return Recommender
+
+
+def _is_ours(path: Path) -> bool:
+    if path.suffix != ".json":
+        with path.open("rb") as file:
+            return PAGE_MARK.encode() in file.read(4096)
+    from lbdrop.io.records import read_json  # which imports torch
+
+    try:
+        content = read_json(path)
+    except (DropoutError, OSError):
+        return False
+    return isinstance(content, dict) and "provenance" in content

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lbdrop.cli.common import check_writable, one_line_errors, writing
+from lbdrop.cli.common import check_writable, one_line, one_line_errors, writing
 from lbdrop.cli.laboratory import laboratory
 from lbdrop.errors import DropoutError, needs_extra
 
@@ -106,9 +106,9 @@ def prepare(
                 ).manifest
         console.print(_table(manifest))
         if note := manifest["source"]["note"]:
-            console.print(f"note: {note}", markup=False, soft_wrap=True)
+            console.print(one_line(f"note: {note}"), markup=False, soft_wrap=True)
         seconds = time.perf_counter() - started
-        console.print(f"{(out / name).resolve()} written in {seconds:.1f} s", markup=False, soft_wrap=True)
+        console.print(one_line(f"{(out / name).resolve()} written in {seconds:.1f} s"), markup=False, soft_wrap=True)
 
 
 def _check_official(name: str, source: list[Path], rules: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``lbdrop doctor``: versions, devices, what is missing for which extra, and whether the essential works here."""
+"""``lbdrop doctor``: versions, devices, what is missing for which extra, and whether the essential works here; or a folder."""
 
 import json
 import os
@@ -7,7 +7,9 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -16,7 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Finding", "doctor", "examine"]
+from lbdrop.cli.common import one_line, one_line_errors
+from lbdrop.errors import DropoutError, needs_extra
+from lbdrop.io.files import PART
+
+__all__ = ["Finding", "doctor", "examine", "examine_folder"]
 
 OLDEST = (3, 11)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -34,30 +40,85 @@ class Finding(NamedTuple):
 
 
 def doctor(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="A saved model, prepared data or unfinished training, to say what is wrong with it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report or a script.")] = False,
 ) -> None:
     """Say what is installed, what is missing for which extra, and on what device lbdrop would run.
 
-    Ends with 1 only if something essential is broken; a missing extra is no illness.
+    With a folder: whether its files are those that were saved. Ends with 1 only if something essential is broken; a missing
+    extra is no illness.
 
     Examples:
 
         lbdrop doctor
 
         lbdrop doctor --json
+
+        lbdrop doctor model
     """
-    findings = examine()
+    with one_line_errors():
+        findings = examine() if folder is None else examine_folder(folder)
     broken = [finding for finding in findings if finding.status == "broken"]
     if as_json:
         typer.echo(json.dumps({"healthy": not broken, "findings": [each._asdict() for each in findings]}, indent=1))
     else:
-        _print(findings)
+        _print(findings, "this installation" if folder is None else str(folder))
     raise typer.Exit(1 if broken else 0)
 
 
 def examine() -> list[Finding]:
     """All checks, essentials first."""
     return [_python(), *_packages(), _commit(), _gradient(), *_devices(), _temp(), *_extras(), _browser()]
+
+
+def examine_folder(folder: Path) -> list[Finding]:
+    """What is wrong with a folder of ours: each file of it, and whether it can be read."""
+    with needs_extra("recommend"):
+        from lbdrop.io.manifest import faults_of_files, header_of
+        from lbdrop.recommend.data import prepared
+        from lbdrop.recommend.recommender import Recommender
+        from lbdrop.recommend.saving import KIND
+        from lbdrop.recommend.train import checkpoints
+    place, kind, read = folder, None, None
+    if (folder / KIND.header).exists():
+        kind, read = KIND, lambda: Recommender.load(folder, device="cpu")
+    elif (folder / prepared.MANIFEST).exists():
+        kind, read = prepared.KIND, lambda: prepared.load_prepared(folder)
+    elif (state := checkpoints.newest(folder)) is not None:
+        place, kind = state, checkpoints.KIND
+    if kind is None:
+        raise DropoutError(
+            f"{folder}: want a saved model, prepared data or unfinished training, got no {KIND.header},"
+            f" {prepared.MANIFEST} or epoch-… there"
+        )
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        try:
+            header = header_of(place, kind)
+        except DropoutError as error:
+            return [Finding(kind.header, "broken", one_line(str(error)))]
+        versions = header.get("versions")
+        by = (
+            ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
+            if isinstance(versions, dict)
+            else "unknown"
+        )
+        found = [Finding(kind.header, "ok", one_line(f"{kind.what}, format {header['format']}, by {by}"))]
+        faults = [one_line(fault) for fault in faults_of_files(place, kind, header)]
+        found += [Finding("files", "broken", fault, kind.again) for fault in faults]
+        if not faults:
+            found.append(Finding("files", "ok", "all as they were saved" if not notices else "all there"))
+            try:
+                found += [Finding("content", "ok", one_line(f"{read()}".splitlines()[0][:200]))] if read else []
+            except DropoutError as error:
+                found.append(Finding("content", "broken", one_line(str(error))))
+    ours = rf"{kind.files}|{kind.header}|{PART}"
+    others = [each.name for each in sorted(place.iterdir()) if not re.fullmatch(ours, each.name)]
+    found += [Finding("other files", "ok", one_line(", ".join(others[:5])), "not ours: left alone")] if others else []
+    return found + [Finding("notice", "missing", one_line(str(each.message))) for each in notices[:1]]
 
 
 # ---------------------------------------------------------------------------------------------------------- essentials
@@ -218,7 +279,7 @@ def _browser() -> Finding:
     return Finding("Chromium", "ok", path)
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[Finding], what: str) -> None:
     console = Console(highlight=False)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
@@ -232,6 +293,6 @@ def _print(findings: list[Finding]) -> None:
     console.print(table)
     counts: dict[str, Any] = {status: sum(f.status == status for f in findings) for status in LOOK}
     if counts["broken"]:
-        console.print(f"{counts['broken']} broken: lbdrop will not work here until that is fixed")
+        console.print(f"{counts['broken']} broken: {what} cannot be used until that is fixed", markup=False)
     else:
         console.print(f"healthy; {counts['missing']} optional part{'s' * (counts['missing'] != 1)} missing")

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lbdrop.cli.common import check_writable, one_line_errors, recommender_class, writing
+from lbdrop.cli.common import check_writable, one_line, one_line_errors, recommender_class, writing
 from lbdrop.cli.recommend_answers import explain, methods, similar
 from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
@@ -95,9 +95,10 @@ def fit(
     with one_line_errors():
         kind = recommender_class()
         from lbdrop.guards.processes import is_first
-        from lbdrop.io.files import locked, remove
+        from lbdrop.io.files import locked, real, remove
         from lbdrop.recommend.answer.score_files import unfinished
         from lbdrop.recommend.saving import check_target
+        from lbdrop.recommend.train.checkpoints import WORK
 
         given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
         model = kind(
@@ -111,21 +112,21 @@ def fit(
         )
         with writing(out):
             check_target(out)
-            check_writable(out.parent)
+            check_writable(real(out).parent)
         started = time.perf_counter()
         table = read_training(file, user, item, weight, at_least)
         state = unfinished(out)
-        with writing(out, state), locked(state) if is_first() else nullcontext():
+        with writing(out, state), locked(state, WORK) if is_first() else nullcontext():
             model.fit(table, checkpoints=state)
             if not is_first():
                 return  # of several processes one saves the model and talks
             model.save(out, histories=histories)
-            remove(state)
+            remove(state, WORK)
         console.print(str(model), markup=False, soft_wrap=True)
         if model.history_ is not None:
             console.print(_training(model), markup=False, soft_wrap=True)
         seconds = time.perf_counter() - started
-        console.print(f"{out.resolve()} written in {seconds:.1f} s", markup=False, soft_wrap=True)
+        console.print(one_line(f"{out.resolve()} written in {seconds:.1f} s"), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -162,7 +163,7 @@ def evaluate(
         if out is not None:
             with writing(out.parent):
                 write_json(out, report.record())
-            console.print(str(out.resolve()), markup=False, soft_wrap=True)
+            console.print(one_line(str(out.resolve())), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -203,6 +204,7 @@ def score(
     console = Console(highlight=False)
     with one_line_errors():
         fitted = recommender_class().load(model)
+        from lbdrop.io.files import real
         from lbdrop.recommend.answer.score_files import check_target, unfinished
 
         if file is None:
@@ -214,7 +216,7 @@ def score(
             )
         with writing(out.parent):
             check_target(out)
-            check_writable(out.parent)
+            check_writable(real(out).parent)
         started = time.perf_counter()
         with writing(out.parent, unfinished(out)):
             rows = fitted.score_to(
@@ -228,7 +230,7 @@ def score(
                 address=address,
             )
         seconds = time.perf_counter() - started
-        console.print(f"{out.resolve()}: {rows:,} rows in {seconds:.1f} s", markup=False, soft_wrap=True)
+        console.print(one_line(f"{out.resolve()}: {rows:,} rows in {seconds:.1f} s"), markup=False, soft_wrap=True)
 
 
 for command in (recommend_items, explain, similar, methods):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from lbdrop.cli.common import one_line_errors, recommender_class
+from lbdrop.cli.common import one_line, one_line_errors, recommender_class
 from lbdrop.cli.tables import as_fitted
 from lbdrop.errors import DropoutError
 
@@ -169,5 +169,5 @@ def _show(found: Any, titles: dict[str, str]) -> None:
             cells.append(f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value))
             if name in items:
                 cells.append(titles.get(str(value), ""))
-        shown.add_row(*map(escape, cells))
+        shown.add_row(*(Text(one_line(cell)) for cell in cells))  # ids and titles come from files: no markup
     Console(highlight=False).print(shown)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.errors import DropoutError, needs_extra
+from lbdrop.io.files import check_plain
 
 __all__ = ["Item", "Layer", "Rates", "read_rates"]
 
@@ -87,6 +88,7 @@ def _folder(path: Path) -> dict[str, Tensor]:
 
 
 def _file(path: Path) -> dict[str, Tensor]:
+    check_plain(path)
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)

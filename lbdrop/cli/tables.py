@@ -44,8 +44,11 @@ def refuse_columns(user: str, item: str, weight: str, got: str) -> None:
 def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
     from lbdrop.recommend.data import table_files
+    from lbdrop.recommend.data.parquet_sizes import check_fits
     from lbdrop.recommend.data.polars_panics import panics_as_errors
 
+    for file in table_files.find_table_files(path):
+        check_fits(file)
     table = scan_table(path, user, item, weight, fitted)
     with table_files.reading(path), panics_as_errors():
         return table.collect()

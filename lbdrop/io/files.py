@@ -1,7 +1,8 @@
 """Files and folders that are written completely or not at all: written beside the target, flushed to disk, then renamed.
 
 A rename is atomic, and the content is flushed before it. So a full disk, a kill or a power cut leaves the old content.
-What a killed process left beside its target is removed when the target is next written.
+What a killed process left beside its target is removed when the target is next written. A link is followed: what it points
+to is replaced. What is no plain file is neither read nor replaced, and what is not ours is not removed.
 """
 
 import ctypes
@@ -9,30 +10,72 @@ import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lbdrop.errors import DropoutError
 
-__all__ = ["disk_errors", "locked", "remove", "replacing"]
+__all__ = ["PART", "check_plain", "disk_errors", "locked", "real", "remove", "replacing"]
 
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 """Constants of Linux's ``renameat2``."""
+LOCK, MARK = "lock", b"lbdrop: work in progress\n"
+"""A file in a folder of unfinished work, and what it says; so no other program's folder is taken for one."""
+PART = r"[^/]+-\d+\.part"
+"""The name of what is written beside its target, as a pattern."""
+HOLES_MATTER = 1 << 20
+"""Bytes from which a file must have no holes."""
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+         stat.S_IFBLK: "a device"}  # fmt: skip
+
+
+def real(path: Path) -> Path:
+    """The path without links, ``.`` and ``..``: it has a name, and a place beside it."""
+    return Path(os.path.realpath(path))
+
+
+def check_plain(path: Path, inside: Path | None = None) -> int:
+    """The bytes of a plain file; an error if it is another thing, mostly holes, or a link to a place that is not ``inside``.
+
+    A FIFO would be waited for, a device read for ever, and a terabyte of holes costs nothing to send.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DropoutError(f"{path}: want a file, got {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}")
+    if inside is not None and not real(path).is_relative_to(real(inside)):
+        raise DropoutError(f"{path}: want a file of this folder, got a link to {real(path)}; copy the file there")
+    if found.st_size > HOLES_MATTER and hasattr(os, "SEEK_HOLE"):
+        with path.open("rb") as file:
+            if os.lseek(file.fileno(), 0, os.SEEK_HOLE) < found.st_size:
+                raise DropoutError(f"{path}: want a whole file, got one with holes; copy it with cp --sparse=never")
+    return found.st_size
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A free path beside ``path`` for a file or a folder, which replaces ``path`` if the block ends without an error."""
+    """A free path beside ``path`` for a file or a folder, which replaces ``path`` if the block ends without an error.
+
+    The folder in which this process is, and one where a file system begins, stay, and their files are replaced one by one,
+    JSON last.
+    """
+    path = real(path)
+    if path.exists() and not path.is_dir():
+        _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    beside = _beside(path)
+    stays = path.is_dir() and (path.is_mount() or _here().is_relative_to(path))
+    place = path / path.name if stays and path.name else path
+    _sweep(place)
+    beside = _beside(place)
     _erase(beside)
     try:
         with disk_errors(path):
             yield beside
             _flush(beside)
-            if beside.is_dir() and path.exists():
+            if stays and beside.is_dir():
+                _fill(path, beside)
+            elif beside.is_dir() and path.exists():
                 _exchange(beside, path)  # the old one is beside now, and is removed
             else:
                 beside.replace(path)
@@ -41,9 +84,18 @@ def replacing(path: Path) -> Iterator[Path]:
         _erase(beside)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or folder at once: a process that is stopped meanwhile leaves no half of it at ``path``."""
-    if path.exists():
+def remove(path: Path, ours: str = ".*") -> None:
+    """Remove a file or folder at once: a process that is stopped meanwhile leaves no half of it at ``path``.
+
+    Of a folder only what matches ``ours`` is removed, see :func:`locked`; with other files in it, they and it stay.
+    """
+    if path.is_dir() and (others := _others(path, ours)):
+        for each in sorted(path.rglob("*"), reverse=True):
+            if each not in others and (each.is_symlink() or not each.is_dir()):
+                each.unlink()
+            elif each.is_dir() and not any(each.iterdir()):
+                each.rmdir()
+    elif path.exists():
         _sweep(path)
         away = _beside(path)
         _erase(away)
@@ -65,8 +117,12 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock ``folder`` against other processes, and make it if it is missing; the lock of a killed process is released."""
+def locked(folder: Path, ours: str = ".*") -> Iterator[None]:
+    """Lock ``folder`` against other processes, and make it if it is missing; the lock of a killed process is released.
+
+    Paths of files in it must match ``ours`` and its lock must be ours, or it is an error: what is there is somebody else's.
+    """
+    _check_work(folder, ours)
     try:
         import fcntl
     except ModuleNotFoundError:  # no such locks on this system
@@ -75,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
         return
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -84,19 +140,63 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: want a folder that no other process writes to, got one locked by another process; wait for it, or"
                 " choose another folder"
             ) from error
-        if _is_same_file(lock, folder / "lock"):
+        if _is_same_file(lock, folder / LOCK):
+            os.pwrite(lock, MARK, 0)
             break
         os.close(lock)  # its holder finished and removed the folder before we had the lock
     try:
         yield
     finally:
         # Only if our lock is in it: the folder may have been removed and made again by another process.
-        if _is_same_file(lock, folder / "lock") and [each.name for each in folder.iterdir()] == ["lock"]:
+        if _is_same_file(lock, folder / LOCK) and [each.name for each in folder.iterdir()] == [LOCK]:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _others(folder: Path, ours: str) -> list[Path]:
+    """What is in a folder of work, below it too, and was not made by us."""
+    pattern = re.compile(rf"{LOCK}|{ours}", re.DOTALL)
+    files = (each for each in folder.rglob("*") if each.is_symlink() or not each.is_dir())
+    return sorted(each for each in files if not pattern.fullmatch(each.relative_to(folder).as_posix()))
+
+
+def _check_work(folder: Path, ours: str) -> None:
+    found = _others(folder, ours) if folder.is_dir() else []
+    lock = folder / LOCK
+    said = lock.read_bytes() if lock.exists() and check_plain(lock, folder) <= len(MARK) else b""
+    if not found and folder.is_dir() and said != MARK:
+        found = [each for each in sorted(folder.iterdir()) if each != lock or each.stat().st_size]
+    if found:
+        raise DropoutError(
+            f"{folder}: want unfinished work of lbdrop or a new folder, got {found[0].relative_to(folder)} there, which would"
+            " be lost; move it elsewhere, or choose another place"
+        )
+
+
+def _check_replaceable(path: Path) -> None:
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise DropoutError(f"{path}: want a place for a file, got {KINDS.get(kind, 'something else')}; choose another")
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return Path("/")
+
+
+def _fill(folder: Path, new: Path) -> None:
+    """Put the files of ``new`` into ``folder`` in place of those there, JSON last, which says what the others are."""
+    files = sorted(new.iterdir(), key=lambda each: each.suffix == ".json")
+    for each in files:
+        each.replace(folder / each.name)
+    for each in folder.iterdir():
+        if each != new and each.name not in {file.name for file in files}:
+            _erase(each)
 
 
 def _beside(path: Path) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from lbdrop.errors import DropoutError, first_line
-from lbdrop.io.files import replacing
+from lbdrop.io.files import check_plain, replacing
 
-__all__ = ["provenance", "read_json", "write_json"]
+__all__ = ["package_version", "parse_json", "provenance", "read_json", "write_json"]
 
 MAX_BYTES = 1 << 28
 """Bytes of a JSON file; the record of a run has thousands."""
@@ -28,7 +28,11 @@ def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": _hardware(device),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "lbdrop": _version("lbdrop")},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "lbdrop": package_version("lbdrop"),
+        },
     }
 
 
@@ -43,13 +47,19 @@ def write_json(path: Path, content: dict[str, Any]) -> Path:
 def read_json(path: Path) -> Any:
     """The content of a JSON file in UTF-8; a name that occurs twice, or a too long number, is a ``DropoutError``."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DropoutError(f"{path}: want at most {MAX_BYTES:,} bytes of JSON, got {path.stat().st_size:,}")
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_names, parse_int=_bounded_int)
-    except (DropoutError, FileNotFoundError, NotADirectoryError):
+        if (size := check_plain(path)) > MAX_BYTES:
+            raise DropoutError(f"{path}: want at most {MAX_BYTES:,} bytes of JSON, got {size:,}")
+        return parse_json(path, path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise DropoutError(f"{path}: could not be read ({error.strerror or error})") from error
+
+
+def parse_json(path: Path, data: bytes) -> Any:
+    """The content of these bytes, which are those of ``path``."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique_names, parse_int=_bounded_int)
     except (ValueError, RecursionError) as error:
         raise DropoutError(f"{path}: want JSON, got {first_line(error)}; write it again") from error
 
@@ -98,7 +108,8 @@ def _hardware(device: torch.device | str | None = None) -> str:
     return f"{name}, {torch.get_num_threads()} threads"
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The installed version, or "unknown"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
 """A fitted recommender as a folder: tensors in safetensors, ids in Parquet, the rest in JSON; nothing is unpickled.
 
-    model.json             format, method, settings, seed, how training went
+    model.json             method, settings, seed, how training went; and the seal of lbdrop.io.manifest
     weights.safetensors    what was learned
     items.parquet          item_id and likes, by column
     histories.safetensors  indptr and indices: what each user has; left out with histories=False
@@ -10,7 +10,7 @@ The folder is written under a temporary name and renamed, so a reader finds the 
 and ranges are checked before anything is built from a file.
 """
 
-import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +27,11 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.files import replacing
-from lbdrop.io.records import read_json
+from lbdrop.io.files import PART, replacing
+from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
 from lbdrop.recommend.answer.tables import LIBRARIES
 from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
 from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.method_args import MethodChoice
@@ -39,15 +40,16 @@ from lbdrop.recommend.model.vae import VAE
 
 __all__ = ["Saved", "check_target", "read", "rebuild", "write"]
 
-KIND, FORMAT = "lbdrop recommender", 1
 MAX_MASKS = 10_000
 """A file with more would keep the machine busy for days."""
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
     "model.json", "weights.safetensors", "items.parquet", "histories.safetensors", "users.parquet"
 )  # fmt: skip
-FILES = {HEADER, WEIGHTS, ITEMS, HISTORIES, USERS}
-KEYS_WITHOUT_KIND = {"format", "method", "settings", "seed", "library", "items", "users"}
-"""The keys in the header of a model from before ``kind`` was written."""
+KIND = Kind(
+    "lbdrop recommender", HEADER, r"(weights|histories)\.safetensors|(items|users)\.parquet", format=2, oldest=1,
+    what="a saved recommender", again="save the model again, see Recommender.save",
+    keys_without_kind=frozenset({"format", "method", "settings", "seed", "library", "items", "users"}),
+)  # fmt: skip
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -69,9 +71,11 @@ def check_target(folder: Path) -> None:
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not folder.is_dir() or not _is_model(folder / HEADER):
+    if not folder.is_dir() or not is_ours(folder, KIND):
         raise DropoutError(f"{folder}: want a new or empty folder or a saved model, got something else; choose another")
-    others = sorted({each.name for each in folder.iterdir()} - FILES)
+    others = sorted(
+        each.name for each in folder.iterdir() if not re.fullmatch(rf"{KIND.files}|{HEADER}|{PART}", each.name)
+    )
     if others:
         raise DropoutError(
             f"{folder}: want a saved model alone, got {', '.join(others[:4])} beside it, which would be lost; move"
@@ -79,21 +83,9 @@ def check_target(folder: Path) -> None:
         )
 
 
-def _is_model(header: Path) -> bool:
-    """Whether a file is the header of a recommender of lbdrop; other programs use the name model.json too."""
-    try:
-        found = read_json(header)
-    except (DropoutError, OSError):
-        return False
-    # Models of earlier versions have no kind, but all of these keys.
-    return isinstance(found, dict) and (found.get("kind") == KIND or found.keys() >= KEYS_WITHOUT_KIND)
-
-
 def write(folder: Path, saved: Saved) -> None:
     """Write a temporary folder and rename it; a folder with other files is an error."""
     check_target(folder)
-    header = {"kind": KIND, "format": FORMAT, **saved.header}
-    text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
     with replacing(folder) as temporary:
         temporary.mkdir()
         # As bytes, because save_file makes a file that only its owner can read.
@@ -107,29 +99,27 @@ def write(folder: Path, saved: Saved) -> None:
             packed = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(np.int32)}
             (temporary / HISTORIES).write_bytes(pack_arrays(packed))
             pl.DataFrame({"user_id": saved.interactions.users}).write_parquet(temporary / USERS)
-        (temporary / HEADER).write_text(text, encoding="utf-8")
+        write_header(temporary, KIND, saved.header)
 
 
 def read(folder: Path) -> Saved:
     """Read and check a folder; :func:`rebuild` checks whether the tensors fit the method."""
     header = _header(folder)
     with _one_line_errors(folder, ITEMS):
+        _check_rows(header, "items", check_ids_fit(folder / ITEMS, folder / WEIGHTS, 4))
         with panics_as_errors():
             table = pl.read_parquet(folder / ITEMS)
         items, likes = table["item_id"], table["likes"].cast(pl.Float32).to_numpy(writable=True)
         _check_ids(items, folder / ITEMS)
         if not (np.isfinite(likes) & (likes >= 0)).all():
             raise ValueError("likes that are not counts")
-        if len(items) != header["items"]:
-            raise ValueError(f"{len(items):,} items where model.json says {header['items']:,}")
     interactions = None
     if header["users"] is not None:
         with _one_line_errors(folder, USERS):
+            _check_rows(header, "users", check_ids_fit(folder / USERS, folder / HISTORIES, 8))
             with panics_as_errors():
                 users = pl.read_parquet(folder / USERS)["user_id"]
             _check_ids(users, folder / USERS)
-            if len(users) != header["users"]:
-                raise ValueError(f"{len(users):,} users where model.json says {header['users']:,}")
         with _one_line_errors(folder, HISTORIES):
             interactions = Interactions(_rows(load_arrays(folder / HISTORIES), len(users), len(items)), users, items)
     with _one_line_errors(folder, WEIGHTS):
@@ -205,10 +195,7 @@ def _header(folder: Path) -> dict[str, Any]:
     kinds = {"method": str, "settings": dict, "seed": int, "library": str, "items": int, "users": (int, type(None)),
              "at_least": (int, float, type(None)), "history": (dict, type(None))}  # fmt: skip
     with _one_line_errors(folder, HEADER):
-        header = read_json(folder / HEADER)
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            found = header.get("format") if isinstance(header, dict) else type(header).__name__
-            raise DropoutError(f"{folder / HEADER}: want format {FORMAT}, got {found!r}; save the model again")
+        header = read_header(folder, KIND)
         for name, kind in kinds.items():
             if name not in header or not isinstance(header[name], kind) or isinstance(header[name], bool):
                 raise DropoutError(f"{folder / HEADER}: want {name} as it was saved, got {header.get(name)!r:.60}")
@@ -216,6 +203,11 @@ def _header(folder: Path) -> dict[str, Any]:
             raise DropoutError(f"{folder / HEADER}: want a library of dataframes, got {header['library']!r:.60}")
         _check_history(header["history"])
     return header
+
+
+def _check_rows(header: dict[str, Any], name: str, rows: int) -> None:
+    if rows != header[name]:
+        raise ValueError(f"{rows:,} {name} where model.json says {header[name]:,}")
 
 
 def _check_history(history: dict[str, Any] | None) -> None:

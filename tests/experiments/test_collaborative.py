@@ -15,6 +15,7 @@ from experiments.collaborative import examples, recipes, samples
 from experiments.collaborative.data.prepare import prepare
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
+from lbdrop.io.manifest import sealed
 from lbdrop.recommend import EASE, evaluate
 from lbdrop.recommend.data.prepared import Prepared
 
@@ -297,7 +298,7 @@ def test_sample_runs_from_the_complete_data_and_is_reported_with_titles(
     as_netflix = tmp_path / "netflix"
     shutil.copytree(folder, as_netflix)
     manifest = json.loads((as_netflix / "manifest.json").read_text()) | {"name": "netflix"}
-    (as_netflix / "manifest.json").write_text(json.dumps(manifest))
+    (as_netflix / "manifest.json").write_bytes(sealed(manifest))
     call = [
         "reproduce",
         "netflix-sample",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from experiments.vision.batches import Batches
 from experiments.vision.train import Schedule, fit
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
+from lbdrop.io.manifest import sealed
 
 
 def files(name: str) -> Files:
@@ -122,24 +124,34 @@ def test_histories_and_likes_that_are_not_numbers_of_items_are_refused() -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 7}, "want format 1, got 7"),
+        ({"format": 7}, "want format 2, got 7"),
         ({"settings": {"held_out_users": -1, "seed": 0}}, "held_out_users -1"),
         ({"settings": {"held_out_users": 1, "seed": 2**40}}, "seed 1099511627776"),
         ({"settings": []}, "where a dict should be"),
         ({"name": {}}, "where a str should be"),
-        ({"sha256": {"/dev/zero": "0"}}, "likes.safetensors"),  # which would be read for ever
+        (
+            {"files": {"/dev/zero": {"bytes": 1, "sha256": "0"}}},
+            "want names of its files",
+        ),  # which would be read for ever
+        ({"files": {"../likes.safetensors": {}}}, "want names of its files"),
+        ({"files": 3}, "want names of its files"),
+        ({"format": 1, "sha256": {"/dev/zero": "0"}}, "want names of its files"),
     ],
 )
 def test_forged_manifest_is_refused(changes: dict[str, Any], said: str) -> None:
     found = files("prepared folder")
-    forged = found | {"manifest.json": edited(found["manifest.json"], **changes)}
-    assert said in check("prepared folder", forged, signed=False)
+    forged = found | {"manifest.json": sealed(json.loads(found["manifest.json"]) | changes)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the format
+        assert said in check("prepared folder", forged, signed=False)
 
 
 def test_changed_part_is_refused_by_its_checksum() -> None:
     found = files("prepared folder")
     forged = found | {"likes.safetensors": found["likes.safetensors"][:-1] + b"\x01"}
-    assert "likes.safetensors: want SHA-256" in check("prepared folder", forged, signed=False)
+    assert "likes.safetensors: want what was saved, got another content" in check(
+        "prepared folder", forged, signed=False
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- pickles

@@ -46,7 +46,7 @@ def test_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.M
 def test_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "a.json")
-    with pytest.raises(DropoutError, match="could not be read"):
+    with pytest.raises(DropoutError, match="want a file, got a folder"):
         read_json(tmp_path)
 
 

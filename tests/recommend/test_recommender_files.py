@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 import torch
 from helpers.checkerboard import checkerboard
+from helpers.sealing import reseal
 from safetensors.torch import load_file, save_file
 
 from lbdrop.errors import DropoutError
@@ -35,7 +36,7 @@ def test_failed_write_leaves_the_old_file(
     learned.score_to(path, [0], k=2)
     before = path.read_bytes()
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
@@ -94,12 +95,21 @@ def test_folder_with_a_foreign_model_json_is_never_replaced(
     assert (site / "app.ts").read_text() == "years of work"
 
 
-def test_saved_model_without_a_marker_is_replaced_as_before(models: dict[str, Recommender], tmp_path: Path) -> None:
+def as_format_1(folder: Path) -> None:
+    """As earlier versions wrote it."""
+    header = json.loads((folder / "model.json").read_text())
+    for name in ("kind", "versions", "files", "seal"):
+        del header[name]
+    (folder / "model.json").write_text(json.dumps(header | {"format": 1}))
+
+
+def test_model_of_an_earlier_version_is_read_with_a_notice_and_replaced(
+    models: dict[str, Recommender], tmp_path: Path
+) -> None:
     models["ease"].save(tmp_path / "model")
-    header = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert header.pop("kind") == "lbdrop recommender"
-    (tmp_path / "model" / "model.json").write_text(json.dumps(header))  # as earlier versions wrote it
-    assert "ease" in repr(Recommender.load(tmp_path / "model"))
+    as_format_1(tmp_path / "model")
+    with pytest.warns(UserWarning, match="saved by an earlier version of lbdrop, format 1, without all checksums"):
+        assert "ease" in repr(Recommender.load(tmp_path / "model"))
     models["popularity"].save(tmp_path / "model")
     assert "popularity" in repr(Recommender.load(tmp_path / "model"))
 
@@ -155,12 +165,12 @@ def renamed(folder: Path) -> None:
         (lambda f: (f / "weights.safetensors").unlink(), "got no weights.safetensors there"),
         (lambda f: (f / "items.parquet").unlink(), "got no items.parquet there"),
         (lambda f: (f / "users.parquet").unlink(), "got no users.parquet there"),
-        (lambda f: (f / "histories.safetensors").write_bytes(b"half"), "histories.safetensors: cannot be read"),
-        (lambda f: (f / "weights.safetensors").write_bytes(b"half"), "weights.safetensors: cannot be read"),
+        (lambda f: (f / "histories.safetensors").write_bytes(b"half"), "want ids of what is in histories.safetensors, got 120"),
+        (lambda f: (f / "weights.safetensors").write_bytes(b"half"), "want ids of what is in weights.safetensors, got 36 for"),
         (lambda f: (f / "items.parquet").write_bytes(b"half"), "items.parquet: cannot be read"),
         (lambda f: (f / "model.json").write_text("{"), "model.json: want JSON"),
-        (lambda f: (f / "model.json").write_text("[]"), "want format 1, got 'list'"),
-        (lambda f: edit(f, lambda h: h.update(format=2)), "want format 1, got 2"),
+        (lambda f: (f / "model.json").write_text("[]"), "want a saved recommender, got something else"),
+        (lambda f: edit(f, lambda h: h.update(format=3)), "want format 2, got 3, saved by lbdrop '0.1.0'; use that version"),
         (lambda f: edit(f, lambda h: h.pop("seed")), "want seed as it was saved"),
         (lambda f: edit(f, lambda h: h.update(items=7)), "36 items where model.json says 7"),
         (lambda f: edit(f, lambda h: h["settings"].update(hidden="x")), "model.json: hidden: want a whole number"),
@@ -177,6 +187,7 @@ def renamed(folder: Path) -> None:
 def test_damaged_folder_is_an_error_of_one_line(harm: Any, words: str, learned: Recommender, tmp_path: Path) -> None:
     learned.save(tmp_path / "model")
     harm(tmp_path / "model")
+    reseal(tmp_path / "model")  # else its checksums say so
     with pytest.raises(DropoutError, match=words) as error:
         Recommender.load(tmp_path / "model")
     assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from experiments.collaborative.data.official_files import Progress, Ratings
 from experiments.collaborative.data.protocols import Protocol, get_protocol, read
 from lbdrop.io.records import provenance
 from lbdrop.recommend.data.interactions import Interactions
-from lbdrop.recommend.data.prepared import FORMAT, LIKES, Prepared, in_place_of, source_record, write_ids
+from lbdrop.recommend.data.prepared import LIKES, Prepared, in_place_of, source_record, write_ids
 from lbdrop.recommend.data.splits import Split, split_users
 
 __all__ = ["counts", "prepare", "titles_of"]
@@ -68,7 +68,6 @@ def _manifest(
     protocol: Protocol, ratings: Ratings, interactions: Interactions, split: Split, settings: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "format": FORMAT,
         "name": protocol.name,
         "title": protocol.title,
         "settings": settings,

@@ -25,12 +25,12 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.files import disk_errors, locked, remove, replacing
+from lbdrop.io.files import PART, check_plain, disk_errors, locked, real, remove, replacing
 from lbdrop.recommend.answer.history_parts import HistoryParts, SpooledParts, ids_fingerprint, split_into_parts
 from lbdrop.recommend.answer.queries import Query, SelectedUsers
 from lbdrop.recommend.answer.scoring import Best
 from lbdrop.recommend.answer.tables import ranked_columns
-from lbdrop.recommend.data.polars_panics import interrupt_or_itself
+from lbdrop.recommend.data.polars_panics import interrupt_or_itself, panics_as_errors
 from lbdrop.recommend.train.checkpoints import fingerprint
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ __all__ = [
 ROWS_IN_MEMORY = 1_000_000
 """Rows held before they are written, a few dozen megabytes; also the rows of a part."""
 
+WORK = rf"[0-9a-f]{{16}}/(job\.json|(model|histories|parts)/)?.*(\.parquet|\.json|\.safetensors|{PART})"
+"""The files of unfinished scores, as a pattern."""
+MARK = {"lbdrop": "scores"}
+"""In the metadata of our files: other programs use such names, and such columns, too."""
+
 Advance = Callable[[float], None]
 
 
@@ -64,6 +69,7 @@ class Engine(Protocol):
 
 def unfinished(path: Path) -> Path:
     """The folder of finished parts until all are there."""
+    path = real(path)
     return path.with_name(f"{path.name}.unfinished")
 
 
@@ -72,15 +78,33 @@ def part_name(number: int) -> str:
 
 
 def check_target(path: Path) -> None:
-    """An error if scores cannot be written there; called before the work begins."""
-    if path.suffix == ".parquet":
-        if path.is_dir():
-            raise DropoutError(f"{path}: want a file, got a folder of that name; choose another")
-    elif path.exists() and (not path.is_dir() or any(not _is_part(each) for each in path.iterdir())):
+    """An error if scores cannot be written there; called before the work begins.
+
+    They replace scores, by the mark in our files, and nothing else.
+    """
+    if not path.exists():
+        return
+    if path.suffix == ".parquet" and path.is_dir():
+        raise DropoutError(f"{path}: want a file, got a folder of that name; choose another")
+    if not path.is_dir():
+        if not _is_ours(path):
+            raise DropoutError(f"{path}: want a new file, or one of scores, got something else; choose another")
+        return
+    ours = ((_is_part(each) and _is_ours(each)) or re.fullmatch(PART, each.name) for each in path.iterdir())
+    if not all(ours):
         raise DropoutError(
             f"{path}: want a new or empty folder, or one of scores alone, got something else; choose another, or a file with"
             f" {path.name}.parquet"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        check_plain(path)
+        with panics_as_errors():
+            return pl.read_parquet_metadata(path).get("lbdrop") == MARK["lbdrop"]
+    except (DropoutError, OSError, pl.exceptions.PolarsError):
+        return False
 
 
 def score_to(
@@ -97,7 +121,7 @@ def score_to(
         users, model.fitted_ids(), max(ROWS_IN_MEMORY // min(max(query.k, 1), len(model.items_)), 1)
     )
     work = unfinished(path)
-    with locked(work), _bar(progress) as bar:
+    with locked(work, WORK), _bar(progress) as bar:
         folder = work / _identity(model, histories, query)
         for other in work.iterdir():
             if other.is_dir() and other != folder:
@@ -115,13 +139,13 @@ def score_to(
             error = interrupt_or_itself(found)
             finished = sum(map(_is_part, parts.iterdir())) if parts.exists() else 0
             if not finished:
-                remove(work)
+                remove(work, WORK)
             elif type(error) is KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"stopped after {finished} of {len(histories)} parts, which are in {work}: the same call goes on from there"
                 ) from None
             raise error from error.__cause__
-        remove(work)
+        remove(work, WORK)
     return rows
 
 
@@ -177,9 +201,9 @@ def write_tables(path: Path, tables: Iterable[pl.DataFrame]) -> None:
             last = pl.concat(buffer) if buffer else pl.read_parquet(files[0], n_rows=0) if files else pl.DataFrame()
             if files:
                 # Polars writes row groups as it reads them, so the pieces are never in memory together.
-                pl.concat([pl.scan_parquet(files), last.lazy()]).sink_parquet(temporary)
+                pl.concat([pl.scan_parquet(files), last.lazy()]).sink_parquet(temporary, metadata=MARK)
             else:
-                last.write_parquet(temporary)
+                last.write_parquet(temporary, metadata=MARK)
     finally:
         shutil.rmtree(pieces, ignore_errors=True)
 
@@ -191,7 +215,7 @@ def _finish(path: Path, parts: list[Path]) -> int:
     """Make one file or one folder of the parts, which stay until it is in place."""
     with replacing(path) as temporary:
         if path.suffix == ".parquet":
-            pl.scan_parquet(parts).sink_parquet(temporary)
+            pl.scan_parquet(parts).sink_parquet(temporary, metadata=MARK)
         else:
             temporary.mkdir()
             for part in parts:

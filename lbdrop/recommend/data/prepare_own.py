@@ -8,7 +8,7 @@ import polars as pl
 
 from lbdrop.io.records import provenance
 from lbdrop.recommend.data.polars_panics import panics_as_errors
-from lbdrop.recommend.data.prepared import FORMAT, LIKES, in_place_of, source_record, write_ids
+from lbdrop.recommend.data.prepared import LIKES, in_place_of, source_record, write_ids
 from lbdrop.recommend.data.splits import SEED
 from lbdrop.recommend.data.streaming_csr import Progress, compress_rows, survey
 from lbdrop.recommend.data.table_files import find_table_files, ids_as_integers, reading, scan_table_files
@@ -58,7 +58,6 @@ def prepare_files(
         with reading(shown, writing=True):
             found = compress_rows(surveyed, folder / LIKES, min_user_items, min_item_users, progress)
         manifest = {
-            "format": FORMAT,
             "name": OWN,
             "title": "own files",
             "settings": {"at_least": at_least, "min_user_items": min_user_items, "min_item_users": min_item_users,

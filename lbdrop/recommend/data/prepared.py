@@ -4,12 +4,13 @@
                                 if they are not all 1
     netflix/users.parquet       user_id by row
     netflix/items.parquet       item_id and title by column
-    netflix/manifest.json       settings, counts, source files with their sizes, SHA-256 of the three others
+    netflix/manifest.json       settings, counts, source files with their sizes; and the seal of lbdrop.io.manifest
 
 The split is not stored: it follows from the seed in a second or two. The folder is written under a temporary name and renamed.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +24,16 @@ from safetensors import SafetensorError, safe_open
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError, first_line
-from lbdrop.io.files import replacing
-from lbdrop.io.records import read_json, write_json
+from lbdrop.io.files import PART, replacing
+from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
 from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
 from lbdrop.recommend.data.rows import Resident, Rows
 from lbdrop.recommend.data.splits import Split, split_users
 
 __all__ = [
+    "KIND",
     "LIKES",
     "Prepared",
     "in_place_of",
@@ -42,7 +45,11 @@ __all__ = [
 ]
 
 LIKES, USERS, ITEMS, MANIFEST = "likes.safetensors", "users.parquet", "items.parquet", "manifest.json"
-FORMAT = 1
+KIND = Kind(
+    "lbdrop prepared data", MANIFEST, r"likes\.safetensors|(users|items)\.parquet", format=2, oldest=1,
+    what="a prepared data set", again="run lbdrop data prepare again",
+    keys_without_kind=frozenset({"format", "name", "settings", "counts", "sha256"}),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,7 @@ class Prepared:
 
 def is_prepared(folder: Path) -> bool:
     """Whether a folder holds a prepared data set."""
-    return (folder / MANIFEST).is_file()
+    return (folder / MANIFEST).is_file() and ((folder / LIKES).exists() or is_ours(folder, KIND))
 
 
 def load_prepared(folder: str | Path) -> Prepared:
@@ -93,14 +100,10 @@ def load_rows(folder: str | Path, device: torch.device | str | None = None, resi
 def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
     """Manifest, indptr, indices, values, users and items of a folder; an error unless they match the manifest."""
     try:
-        manifest = read_json(folder / MANIFEST)
-        if manifest["format"] != FORMAT:
-            raise DropoutError(f"{folder}: want format {FORMAT}, got {manifest['format']!r:.60}; prepare it again")
+        manifest = read_header(folder, KIND)
         _check_manifest(manifest)
-        for file in (LIKES, USERS, ITEMS):
-            found, digest = _digest(folder / file), manifest["sha256"][file]
-            if found != digest:
-                raise DropoutError(f"{folder / file}: want SHA-256 {digest[:12]}…, got {found[:12]}…; prepare it again")
+        for file in (USERS, ITEMS):
+            check_ids_fit(folder / file, folder / LIKES, 1)
         with safe_open(
             folder / LIKES, "pt"
         ) as file:  # tensors of torch are maps of the file, arrays of numpy would be copies
@@ -131,7 +134,7 @@ def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
 def _check_manifest(manifest: Any) -> None:
     """An error unless the entries that are used have their types."""
     settings = manifest["settings"]
-    for value, kind in ((manifest["name"], str), (settings, dict), (manifest["sha256"], dict)):
+    for value, kind in ((manifest["name"], str), (settings, dict)):
         if not isinstance(value, kind):
             raise TypeError(f"{value!r:.60} where a {kind.__name__} should be")
     for name in ("held_out_users", "seed"):
@@ -171,26 +174,19 @@ def source_record(files: Sequence[tuple[str, int]], note: str = "") -> dict[str,
 
 
 def write_ids(folder: Path, users: pl.Series, items: pl.Series, titles: pl.Series, manifest: dict[str, Any]) -> None:
-    """Write ids, titles and, last, the manifest beside the likes."""
+    """Write ids, titles and, last, the sealed manifest beside the likes."""
     pl.DataFrame({"user_id": users}).write_parquet(folder / USERS)
     pl.DataFrame({"item_id": items, "title": titles}).write_parquet(folder / ITEMS)
-    manifest["sha256"] = {file: _digest(folder / file) for file in (LIKES, USERS, ITEMS)}
-    write_json(folder / MANIFEST, manifest)
+    manifest |= write_header(folder, KIND, manifest)
 
 
 @contextmanager
 def in_place_of(folder: Path) -> Iterator[Path]:
     """A temporary folder that replaces ``folder`` at the end; an error if ``folder`` has other files."""
-    others = (
-        sorted({path.name for path in folder.iterdir()} - {LIKES, USERS, ITEMS, MANIFEST}) if folder.is_dir() else []
-    )
-    if others:
+    found = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    ours = rf"{KIND.files}|{PART}" + rf"|{MANIFEST}" * is_ours(folder, KIND)
+    if others := [name for name in found if not re.fullmatch(ours, name)]:
         raise DropoutError(f"{folder}: want a place for a data set, got {others[0]} there; choose another")
     with replacing(folder) as beside:
         beside.mkdir()
         yield beside
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,8 @@ from typing import TypeVar
 import polars as pl
 
 from lbdrop.errors import DropoutError, first_line
+from lbdrop.io.files import check_plain
+from lbdrop.recommend.data.parquet_sizes import check_fits
 from lbdrop.recommend.data.polars_panics import interrupt_or_itself
 
 __all__ = ["find_table_files", "ids_as_integers", "read_titles", "reading", "scan_table_files", "survives_as_integer"]
@@ -76,8 +78,9 @@ def read_titles(path: Path) -> dict[str, str]:
     """The title of each id, both as text, from a CSV or Parquet file with ``item_id`` and ``title``."""
     if path.suffix not in TITLE_SUFFIXES:
         raise DropoutError(f"{path}: want a file of titles that ends in {' or '.join(TITLE_SUFFIXES)}, got {path.name}")
-    if not path.is_file():
-        raise DropoutError(f"{path}: want a file of titles, got {'a folder' if path.is_dir() else 'nothing there'}")
+    if not path.exists():
+        raise DropoutError(f"{path}: want a file of titles, got nothing there")
+    check_fits(path)
     try:
         table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -99,8 +102,9 @@ def _files_of(source: Path) -> list[Path]:
         return [file for each in found for file in _files_of(each)]
     if _suffix(source) not in SUFFIXES:
         raise DropoutError(f"{source}: want a file that ends in {', '.join(SUFFIXES)} or .csv.gz, got {source.name}")
-    if not source.is_file():
+    if not source.exists():
         raise DropoutError(f"{source}: want a file, got nothing there")
+    check_plain(source)
     return [source]
 
 

@@ -1,14 +1,14 @@
 """The state of a training run after an epoch: tensors as safetensors, the rest as JSON; never half written.
 
-A folder ``epoch-00012`` holds weights, optimiser and history; ``best-00009.safetensors`` the weights of the best epoch so
-far. Each is written under a temporary name and renamed, and the older state is removed after that. So a full disk or a
-power cut costs at most one epoch. Nothing is pickled.
+A folder ``epoch-00012`` holds weights, optimiser and history, and ``best-00009.safetensors``, the weights of the best epoch so
+far. It is sealed (:mod:`lbdrop.io.manifest`), written under a temporary name and renamed, and the older state is removed after
+that. So a full disk or a power cut costs at most one epoch. Nothing is pickled.
 """
 
 import hashlib
 import json
+import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.files import replacing
-from lbdrop.io.records import read_json
+from lbdrop.io.files import PART, remove, replacing
+from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
 
-__all__ = ["fingerprint", "load", "newest", "number", "save"]
+__all__ = ["KIND", "WORK", "fingerprint", "load", "newest", "number", "save"]
+
+RECORD, STATE, BEST = "record.json", "state.safetensors", "best-{:05d}.safetensors"
+KIND = Kind(
+    "lbdrop training state", RECORD, r"state\.safetensors|best-\d{5}\.safetensors", format=2, oldest=2,
+    what="a training state", again="choose another folder, or delete this one to start anew",
+)  # fmt: skip
+WORK = rf"epoch-\d{{5}}(\.{PART})?/({RECORD}|{KIND.files})"
+"""The files of unfinished training, as a pattern."""
 
 
 def fingerprint(*arrays: np.ndarray) -> str:
@@ -43,24 +51,23 @@ def save(
     best: tuple[int, dict[str, Tensor]] | None,
 ) -> None:
     """Save the state after ``epoch`` and remove the earlier one; ``best`` is the best epoch with its weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    current = {_name(epoch)}
-    if best is not None:
-        target = folder / f"best-{best[0]:05d}.safetensors"
-        current.add(target.name)
-        if not target.exists():
-            with replacing(target) as temporary:
-                save_file(_contiguous(best[1]), temporary)
+    earlier = newest(folder)
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    with replacing(folder / _name(epoch)) as temporary:
+    with replacing(folder / f"epoch-{epoch:05d}") as temporary:
         temporary.mkdir()
-        save_file(_contiguous(tensors), temporary / "state.safetensors")
-        (temporary / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for old in [*folder.glob("epoch-*"), *folder.glob("best-*")]:
-        if old.name not in current:
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        save_file(_contiguous(tensors), temporary / STATE)
+        if best is not None:
+            name = BEST.format(best[0])
+            try:
+                os.link((earlier or folder) / name, temporary / name)
+            except OSError:  # it is new, or links cannot be made there
+                save_file(_contiguous(best[1]), temporary / name)
+        write_header(temporary, KIND, record)
+    for old in folder.glob("epoch-*"):
+        if _is_state(old) and number(old) != epoch and is_ours(old, KIND):
+            remove(old)
 
 
 def load(
@@ -91,13 +98,16 @@ def load(
         if isinstance(error, DropoutError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DropoutError(f"{state}: cannot be read ({reason}); delete {folder} to start anew") from error
+        raise DropoutError(f"{state}: cannot be read ({reason}); {KIND.again}") from error
 
 
 def newest(folder: Path) -> Path | None:
     """The newest state in the folder."""
-    states = (path for path in folder.glob("epoch-*") if re.fullmatch(r"epoch-\d+", path.name))
-    return max(states, key=number, default=None)
+    return max(filter(_is_state, folder.glob("epoch-*")), key=number, default=None)
+
+
+def _is_state(path: Path) -> bool:
+    return re.fullmatch(r"epoch-\d+", path.name) is not None
 
 
 def number(state: Path) -> int:
@@ -108,12 +118,12 @@ def number(state: Path) -> int:
 def _load(
     folder: Path, newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    record = read_json(newest / "record.json")
+    record = read_header(newest, KIND)
     _check_record(record, number(newest))
     if wanted != record["identity"]:
         _raise_other_run(folder, wanted, record["identity"])
     device = next(model.parameters()).device
-    tensors = load_file(newest / "state.safetensors", device=str(device))
+    tensors = load_file(newest / STATE, device=str(device))
     model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
     _check_finite(tensors)
     state: dict[int, dict[str, Tensor]] = {}
@@ -125,7 +135,7 @@ def _load(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     if record["best"] is None:
         return record, None
-    best = load_file(folder / f"best-{record['best']:05d}.safetensors", device=str(device))
+    best = load_file(newest / BEST.format(record["best"]), device=str(device))
     _check_finite(best)
     if {name: t.shape for name, t in best.items()} != {name: t.shape for name, t in model.state_dict().items()}:
         raise ValueError("weights of the best epoch in the shapes of another model")
@@ -178,10 +188,6 @@ def _raise_other_run(folder: Path, wanted: dict[str, Any], saved: dict[str, Any]
         f"{folder} holds another run: {'; '.join(differing[:3]) or 'it has other settings'}; choose another folder, or"
         " delete this one"
     )
-
-
-def _name(epoch: int) -> str:
-    return f"epoch-{epoch:05d}"
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

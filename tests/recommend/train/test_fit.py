@@ -148,7 +148,7 @@ def test_checkpoint_folder_holds_one_state_and_no_pickle(train: csr_array, valid
     _, history = run(method("vae-drop", **SMALL), train, validation, checkpoints=tmp_path, checkpoint_every=2)
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == [
-        f"best-{history.best:05d}.safetensors", "epoch-00004/record.json", "epoch-00004/state.safetensors"
+        f"epoch-00004/best-{history.best:05d}.safetensors", "epoch-00004/record.json", "epoch-00004/state.safetensors"
     ]  # fmt: skip
     assert json.loads((tmp_path / "epoch-00004/record.json").read_text())["epochs"] == history.epochs
 
