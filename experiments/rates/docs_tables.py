@@ -21,6 +21,12 @@ from lbdrop.io.records import read_json
 __all__ = ["PAGES", "against", "counts", "filled", "verdicts"]
 
 ROOT = Path(__file__).parent.parent.parent
+SHOWN = {
+    "digits": "digits, MLP", "fashion-3000-mlp": "Fashion-MNIST, 3,000 images, MLP",
+    "fashion-10000-mlp": "the same with 10,000", "fashion-3000-cnn": "3,000 images, CNN", "uci-wine": "UCI wine",
+    "text": "characters, transformer", "ml-1m-dense": "MovieLens-1M, VAE", "cifar10-head": "CIFAR-10, VGG19's head",
+}  # fmt: skip
+"""What the README's table calls the tasks that it shows."""
 Summary = Mapping[str, Any]
 
 
@@ -47,6 +53,18 @@ def shortest(whole: Summary, how: str = "deterministic") -> Iterator[str]:
         if (row := found["contestants"].get(OURS)) is not None:
             grid, learned = _number(found["chosen"][how]["nll"]), _learned(row, how)
             yield f"| {name} | {grid} | {learned} | {_verdict(row['against_grid'][how])} |"
+
+
+def examples(whole: Summary, how: str = "deterministic") -> Iterator[str]:
+    """A few tasks of each kind, wins and losses."""
+    yield "| task | grid: 7 runs | its choice retrained: 8 runs | learned: 1 run | against the grid | against the retrained |"
+    yield "|---|---|---|---|---|---|"
+    for name, found in _tasks(whole):
+        if name in SHOWN and (row := found["contestants"].get(OURS)) is not None:
+            again = found["retrained"].get(how)
+            retrained, last = ("–", "–") if again is None else (_number(again["nll"]), _verdict(again[OURS]))
+            grid, verdict = _number(found["chosen"][how]["nll"]), _verdict(row["against_grid"][how])
+            yield f"| {SHOWN[name]} | {grid} | {retrained} | {_learned(row, how)} | {verdict} | {last} |"
 
 
 def counts(whole: Summary, how: str) -> dict[str, Counter[str]]:
@@ -77,6 +95,7 @@ PAGES: dict[str, dict[str, Callable[[Summary], Iterator[str]]]] = {
         "with masks": lambda whole: verdicts(whole, "masks"),
     },
     "docs/how_rates_are_learned.md": {"without masks": shortest},
+    "README.md": {"of a few tasks": examples},
 }
 
 
