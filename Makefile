@@ -33,6 +33,7 @@ torch-versions: .venv/.dev
 	$(BIN)/python -m benchmarks.torch_versions
 
 setup: .venv/.dev
+	@echo "ready: .venv/bin/python, .venv/bin/lbdrop"
 
 .venv/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
