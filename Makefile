@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test check lint types site browser torch-versions setup clean
+.PHONY: demo test check lint types site browser torch-versions audit setup clean
 
 demo: .venv/.demo
 	$(BIN)/lbdrop demo
@@ -31,6 +31,10 @@ site: .venv/.dev
 # The oldest and the newest torch that pyproject.toml allows: two environments of 6 GB each, and half an hour of tests.
 torch-versions: .venv/.dev
 	$(BIN)/python -m benchmarks.torch_versions
+
+# What is installed against the last audit of it, without a network.
+audit: .venv/.dev
+	$(BIN)/python -m benchmarks.audit --check
 
 setup: .venv/.dev
 	@echo "ready: .venv/bin/python, .venv/bin/lbdrop"

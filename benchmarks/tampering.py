@@ -223,16 +223,16 @@ def campaign(tamperings: int, seed: int = 0) -> dict[str, Any]:
             found = _apart(lambda: FOLDERS[name].read(work))  # noqa: B023
             beyond = found.megabytes - whole[name].megabytes
             most_seconds, most_megabytes = max(most_seconds, found.seconds), max(most_megabytes, beyond)
-            fault = (
-                "silent" if found.said == "read"
-                else "tracebacks" if not found.said.startswith("refused: ")
-                else "slow" if found.seconds > SECONDS
-                else "large" if beyond > MEGABYTES
-                else ""
-            )  # fmt: skip
-            counts[kind].update(["tamperings", fault or "refused"])
-            if fault:
-                faults.append({"fault": fault, "folder": name, "what": note.read_text(), "said": found.said[:300]})
+            flags = {
+                "silent": found.said == "read",
+                "tracebacks": found.said != "read" and not found.said.startswith("refused: "),
+                "slow": found.seconds > SECONDS,
+                "large": beyond > MEGABYTES,
+            }
+            wrong = [fault for fault, true in flags.items() if true]
+            counts[kind].update(["tamperings", *(wrong or ["refused"])])
+            if wrong:
+                faults.append({"faults": wrong, "folder": name, "what": note.read_text(), "said": found.said[:300]})
     keys = ("tamperings", "refused", "silent", "tracebacks", "slow", "large")
     kinds = {kind: {key: counts[kind][key] for key in keys} for kind in KINDS}
     total = {key: sum(each[key] for each in kinds.values()) for key in keys}
