@@ -27,6 +27,13 @@ METHOD_BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": 
 REMOVED = ("rule", "offset_scale", "settle")
 """Settings that saved models of earlier versions have: how rates were learned, which does not matter to a fitted model."""
 
+EXPERTS, AUTO = "experts", "auto"
+"""A linear model and a network together; and that, or the linear model alone where the network does not help."""
+EXPERT_SETTINGS = replace(
+    METHODS["sivae-lbd-dense"], method=EXPERTS, layers=2, gamma=0.0025, lr=2e-3, final_lr=0.02, epochs=30
+)
+"""The network of the experts (LOG.md)."""
+
 MIN_STEPS = 20
 """Steps of an epoch; with fewer, stopping between epochs is too coarse."""
 
@@ -37,11 +44,16 @@ class MethodChoice:
 
     method: str
     settings: Settings | None
-    """Of an autoencoder; ``None`` for a linear method."""
+    """Of an autoencoder, or of the network of the experts; ``None`` for a linear method."""
     options: dict[str, Any]
     """Arguments of a linear method."""
     explicit: frozenset[str]
     """The settings that the user passed."""
+
+    @property
+    def together(self) -> bool:
+        """Whether a linear model and a network are fitted."""
+        return self.method in (EXPERTS, AUTO)
 
     def linear(self, seed: int, device: torch.device | str | None) -> Linear:
         """A linear method, not fitted yet."""
@@ -68,6 +80,13 @@ def choose_method(method: str | Settings | None, dropout: str | None, changes: d
         choice = MethodChoice(method, None, _options(method, changes), frozenset(changes))
         choice.linear(0, "cpu")  # so that wrong numbers are errors here, not in fit
         return choice
+    if method is None and dropout is None and not changes:
+        return MethodChoice(AUTO, EXPERT_SETTINGS, {}, frozenset())
+    if method in (EXPERTS, AUTO) or (method is None and dropout is None):
+        # Settings are the network's: who passes some wants one.
+        changes = changes | ({"dropout": dropout} if dropout is not None else {})
+        chosen = AUTO if method == AUTO and not changes else EXPERTS
+        return MethodChoice(chosen, _changed(EXPERT_SETTINGS, changes), {}, frozenset(changes))
     if method is None:
         if (dropout or "learned") not in METHOD_BY_DROPOUT:
             raise DropoutError(f"dropout: want one of {', '.join(METHOD_BY_DROPOUT)}, got {dropout!r}")
@@ -75,7 +94,7 @@ def choose_method(method: str | Settings | None, dropout: str | None, changes: d
     elif dropout is not None:
         changes = changes | {"dropout": dropout}
     if method not in METHODS:
-        raise DropoutError(f"method: want one of {', '.join([*METHODS, *LINEAR])}, got {method!r}")
+        raise DropoutError(f"method: want one of {', '.join([EXPERTS, AUTO, *METHODS, *LINEAR])}, got {method!r}")
     return MethodChoice(method, _changed(get_method(method), changes), {}, frozenset(changes))
 
 

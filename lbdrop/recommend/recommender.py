@@ -1,6 +1,6 @@
 r"""One recommender for every method: fit to a dataframe, recommend to known or new users, explain, save and load.
 
-    model = Recommender(dropout="learned").fit(interactions)  # user_id, item_id [, weight, datetime]
+    model = Recommender().fit(interactions)  # user_id, item_id [, weight, datetime]
     model.recommend(users, k=20)  # user_id, item_id, score, rank [, uncertainty]
 
 Results are dataframes of the caller's library. A pair of user and item is a like or not; with weights, ``at_least`` decides.
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
+from rich.console import Console
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
@@ -23,7 +24,7 @@ from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend import saving
 from lbdrop.recommend.answer import score_files
 from lbdrop.recommend.answer.diversity import diverse_items
-from lbdrop.recommend.answer.explain import leave_one_out
+from lbdrop.recommend.answer.explain import leave_one_out, through_experts
 from lbdrop.recommend.answer.history_parts import ids_fingerprint
 from lbdrop.recommend.answer.queries import FittedIds, Query, binarised
 from lbdrop.recommend.answer.ray_engine import get_engine
@@ -37,47 +38,55 @@ from lbdrop.recommend.answer.scoring import (
     users_at_once,
     with_fallback,
 )
-from lbdrop.recommend.answer.similarity import similarity
 from lbdrop.recommend.answer.tables import id_series, library_of, ranked_columns, to_frame
 from lbdrop.recommend.data.frames import positions
 from lbdrop.recommend.data.interactions import Interactions, warn_of_ratings
 from lbdrop.recommend.data.rows import Rows
 from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.fitting import fit_model
 from lbdrop.recommend.linear.methods import LINEAR, Linear
-from lbdrop.recommend.method_args import choose_method, settings_from_dict, sized_for_data
+from lbdrop.recommend.method_args import (
+    EXPERTS,
+    choose_method,
+    settings_from_dict,
+)
+from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.settings import Settings
 from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.number_checks import check_number, to_python_number
 from lbdrop.recommend.train import fit as training
 from lbdrop.recommend.train.checkpoints import fingerprint
 from lbdrop.recommend.train.evaluate import Report, device_of, evaluate
-from lbdrop.recommend.train.validation import hold_out
 
 __all__ = ["Recommender"]
 
 
 class Recommender:
-    """A recommender by the name of its method, or by the kind of its dropout.
+    """A recommender that chooses its method by itself, or one by the name of its method or the kind of its dropout.
 
     Args:
-        method: a name of :data:`~lbdrop.recommend.model.settings.METHODS` ("sivae-lbd", "recvae", …) or of a linear method
-            ("edlae", "ease", "slim", "wmf", "ials", "popularity"), or whole :class:`Settings`.
-        dropout: "learned" (the default), "fixed", "none", "concrete" or "gaussian". With a method, this replaces the method's
-            own dropout. Learned rates then get ``mask_kl=1`` and ``samples=10``, other dropout gets no extra masks, mask KL
-            and samples, unless the method or the call sets them.
+        method: by default a linear model and a network, both with learned dropout, as a product of experts ("experts"), or the
+            linear model alone ("edlae") where the network does not help validation users; ``reason_`` says in one line which,
+            and why. Or one of these two; or a name of :data:`~lbdrop.recommend.model.settings.METHODS` ("sivae-lbd", "recvae",
+            …) or of another linear method ("ease", "slim", "wmf", "ials", "popularity"); or whole :class:`Settings`.
+        dropout: an autoencoder with "learned", "fixed", "none", "concrete" or "gaussian" dropout. With a method, this replaces
+            the method's own. Learned rates then get ``mask_kl=1`` and ``samples=10``, other dropout gets no extra masks, mask
+            KL and samples, unless the method or the call sets them.
         at_least: the smallest weight of a like; without it every positive weight is a like.
         validation: users held out to choose the best epoch and when to stop: a share, of at most 10,000 users, or a number.
             With 0 all epochs are trained. "edlae" learns its rates from them, and then its weights from all users.
         patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
+        budget: seconds that the default, or "experts", may take: the network gets as many epochs as fit in, or is left out.
         seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM and
             iALS in several threads only to about 3e-4 and 1e-5, see :mod:`lbdrop.recommend.linear.methods`.
         device: a GPU if there is one.
         progress: show a bar.
         settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,
-            ``regularisation=300``. Other settings are reduced for small data, see :mod:`lbdrop.recommend.method_args`.
+            ``regularisation=300``. Without a method they are of the network of the experts. Other settings are reduced for
+            small data, see :mod:`lbdrop.recommend.method_args`.
 
-    After :meth:`fit`: ``model_`` (the :class:`VAE` or linear model), ``settings_``, ``items_``, ``likes_`` (users of each
-    item), ``interactions_`` (the users' histories), ``history_`` (training, epoch by epoch).
+    After :meth:`fit`: ``model_`` (the :class:`VAE`, linear model or :class:`Product`), ``settings_``, ``items_``, ``likes_``
+    (users of each item), ``interactions_`` (the users' histories), ``history_`` (training, epoch by epoch), ``reason_``.
 
     Example:
         >>> from lbdrop.recommend.data.shop import generate_shop
@@ -87,7 +96,7 @@ class Recommender:
         ['user_id', 'item_id', 'score', 'rank']
     """
 
-    model_: VAE | Linear
+    model_: VAE | Linear | Product
     items_: pl.Series
     likes_: np.ndarray
 
@@ -99,22 +108,33 @@ class Recommender:
         at_least: float | None = None,
         validation: float | int = 0.1,
         patience: int | None = 10,
+        budget: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
         progress: bool = True,
         **settings: Any,
     ):
-        self.choice = choose_method(method, dropout, settings)
-        at_least, validation, patience, seed = map(to_python_number, (at_least, validation, patience, seed))
+        self.requested = self.choice = choose_method(method, dropout, settings)
+        at_least, validation, patience, budget, seed = map(
+            to_python_number, (at_least, validation, patience, budget, seed)
+        )
         check_number("validation", validation, minimum=0)
         if isinstance(validation, float) and validation >= 1:
             raise DropoutError(f"validation: want a share below 1 or a number of users, got {validation}")
         check_number("seed", seed, integer=True, minimum=0, maximum=2**63 - 1)
+        if budget is not None:
+            check_number("budget", budget, above=0)
+            if not self.choice.together:
+                raise DropoutError(
+                    f"budget: want it without method and dropout, or with {EXPERTS!r}, got method {self.choice.method!r}; other"
+                    " methods have epochs= or iterations="
+                )
         if at_least is not None:
             check_number("at_least", at_least)
         if patience is not None:
             check_number("patience", patience, integer=True, minimum=1)
-        self.at_least, self.validation, self.patience = at_least, validation, patience
+        self.at_least, self.validation, self.patience, self.budget = at_least, validation, patience, budget
+        self.reason_: str | None = None
         self.seed, self.device, self.progress = seed, device, progress
         self.settings_: Settings | None = None
         self.history_: training.History | None = None
@@ -149,27 +169,16 @@ class Recommender:
             if self.at_least is None:
                 warn_of_ratings(data)
         data = binarised(data)
-        settings, history = None, None
-        if self.choice.settings is None:
-            model: VAE | Linear = self.choice.linear(self.seed, self.device)
-            trained, held = data, None
-            if model.learns_from_held_out:
-                trained, held = hold_out(data, self.validation, self.seed)
-            model.fit(trained.rows, held)
-            # Contiguous, as after loading, so that sums have the same order.
-            model.restore({name: tensor.contiguous() for name, tensor in model.state.items()})
-        else:
-            trained, held = hold_out(data, self.validation, self.seed)
-            settings = sized_for_data(self.choice.settings, self.choice.explicit, len(trained.users), len(data.items))
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
-                model = VAE(len(data.items), settings, users=len(trained.users))
-            history = training.fit(
-                model, trained.rows, held, device=self.device, seed=self.seed, patience=self.patience, progress=self.progress,
-                checkpoints=None if checkpoints is None else Path(checkpoints),
-                identity=None if checkpoints is None else self._identity(data),
-            )  # fmt: skip
-        self.model_, self.settings_, self.history_ = model, settings, history
+        found = fit_model(
+            data, self.requested, validation=self.validation, seed=self.seed, device=self.device, budget=self.budget,
+            patience=self.patience, progress=self.progress,
+            checkpoints=None if checkpoints is None else Path(checkpoints),
+            identity=None if checkpoints is None else self._identity(data),
+        )  # fmt: skip
+        self.model_, self.settings_, self.history_ = found.model, found.settings, found.history
+        self.choice, self.reason_ = found.choice, found.reason
+        if self.progress and found.reason is not None:
+            Console(stderr=True, highlight=False).print(f"{self.choice.method}: {found.reason}", soft_wrap=True)
         self.interactions_, self.items_, self.library = data, data.items, library
         self.likes_ = np.bincount(data.rows.indices, minlength=len(data.items)).astype(np.float32)
         return self
@@ -197,8 +206,8 @@ class Recommender:
         """The k best items of each user: ``user_id``, ``item_id``, ``score``, ``rank`` and, with masks, ``uncertainty``.
 
         A score is the log probability of the item, or the score of a linear method. Uncertainty is the standard deviation of
-        the log probability over masks. A user without known items gets the most popular items, scored by the logarithm of
-        their share of all likes, without uncertainty.
+        the log probability over masks, of both experts where there are two. A user without known items gets the most popular
+        items, scored by the logarithm of their share of all likes, without uncertainty.
 
         Args:
             users: ids of users in :meth:`fit`, by default all; or a dataframe of histories of other users (``user_id``,
@@ -257,7 +266,7 @@ class Recommender:
         """
         fitted, ids = self.fitted_ids(), id_series(items, "items")
         indices = torch.from_numpy(fitted.item_indices(ids))
-        scores = similarity(self.model_, indices).float().cpu()
+        scores = self.model_.similarity(indices.to(device_of(self.model_))).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), indices), k)
         found = ranked_columns(Best(best, scores.gather(1, best.clamp(min=0)), None), ids, self.items_, spread=False)
         names = {"user_id": "item_id", "item_id": "similar_item_id"}
@@ -269,7 +278,8 @@ class Recommender:
         """Which of the user's items support this one: ``item_id``, ``effect``, ``share``, the strongest support first.
 
         The effect of an item is how far the score (a log probability, or the score of a linear method) falls without it; it
-        is negative if the score rises. Shares are of the sum of all absolute effects.
+        is negative if the score rises. Shares are of the sum of all absolute effects. Of two experts, the effect is also told
+        apart: ``through_linear``, ``through_network``.
 
         Args:
             user_or_history: the id of a user of :meth:`fit`; or a history, as a dataframe with ``item_id`` or a list of items.
@@ -282,27 +292,32 @@ class Recommender:
         if len(ids) != 1:
             raise DropoutError(f"item: want one, got {len(ids):,}; call explain for each")
         (target,) = fitted.item_indices(ids)
-        scored = scoring(self.model_, self.samples(samples), self.seed)
-        effect = leave_one_out(scored, history, int(target), len(self.items_), device_of(self.model_)).numpy()
+        device, experts = device_of(self.model_), {}
+        if isinstance(self.model_, Product):
+            through = through_experts(self.model_, history, int(target), device).numpy()
+            effect, experts = through.sum(1), {"through_linear": through[:, 0], "through_network": through[:, 1]}
+        else:
+            scored = scoring(self.model_, self.samples(samples), self.seed)
+            effect = leave_one_out(scored, history, int(target), len(self.items_), device).numpy()
         order = np.argsort(-effect, kind="stable")
         total = np.abs(effect).sum()
         columns = {
             "item_id": self.items_.gather(history[order]),
             "effect": pl.Series(effect[order]),
             "share": pl.Series(np.abs(effect[order]) / (total if total > 0 else 1.0)),
-        }
+        } | {name: pl.Series(each[order]) for name, each in experts.items()}
         return to_frame(columns, library)
 
     def rates(self) -> Any:
-        """The drop rate of every item and how many users have it: ``item_id``, ``rate``, ``likes``."""
+        """The drop rate of every item and how many users have it: ``item_id``, ``rate``, ``likes``.
+
+        Of two experts, each has a column: ``rate_linear``, ``rate_network``.
+        """
         self.fitted_ids()  # an error before fit
-        if isinstance(self.model_, Linear):
-            if "rates" not in self.model_.state:
-                raise DropoutError(f"rates: want a method with dropout, got {self.choice.method!r}")
-            rate = self.model_.state["rates"].cpu().numpy()
-        else:
-            rate = (1 - self.model_.keep).cpu().expand(len(self.items_)).numpy()
-        columns = {"item_id": self.items_, "rate": pl.Series(rate.copy()), "likes": pl.Series(self.likes_)}
+        columns: dict[str, pl.Series] = {"item_id": self.items_}
+        for name, rate in self.model_.drop_rates().items():
+            columns[name] = pl.Series(rate.cpu().expand(len(self.items_)).numpy().copy())
+        columns["likes"] = pl.Series(self.likes_)
         return to_frame(columns, self.library)
 
     def evaluate(self, held_out: Any, *, samples: int | None = None, **measures: Any) -> Report:
@@ -325,7 +340,7 @@ class Recommender:
                 f"held_out: want users with items to find, got none among {len(held.users):,}; new users need five known"
                 " items, known ones an item they did not have"
             )
-        scored = self._scored(self.samples(samples))
+        scored = self._scored(self._averaged(samples))
         return evaluate(
             lambda batch: scored(batch).scores, held, likes=torch.from_numpy(self.likes_), device=device_of(self.model_),
             batch=users_at_once(len(self.items_)), **measures,
@@ -357,6 +372,8 @@ class Recommender:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The learned tensors by name."""
+        if isinstance(self.model_, Product):
+            return self.model_.tensors()
         return self.model_.state if isinstance(self.model_, Linear) else self.model_.state_dict()
 
     @classmethod
@@ -374,6 +391,7 @@ class Recommender:
                 new.settings_, new.history_ = new.choice.settings, training.History(**header["history"])
         except (DropoutError, TypeError) as error:
             raise DropoutError(f"{place / saving.HEADER}: {error}") from error
+        new.requested = new.choice
         new.model_ = saving.rebuild(place, saved, new.choice, device)
         new.library = header["library"]
         new.items_, new.likes_, new.interactions_ = saved.items, saved.likes, saved.interactions
@@ -394,6 +412,11 @@ class Recommender:
         if self.settings_ is None or self.settings_.dropout == "none":
             return 0
         return self.settings_.samples if samples is None else samples
+
+    def _averaged(self, samples: int | None) -> int:
+        """The masks that scores depend on."""
+        chosen = self.samples(samples)
+        return chosen if self.model_.averages_masks else 0
 
     def _scored(self, samples: int) -> Scoring:
         return with_fallback(

@@ -33,8 +33,9 @@ from lbdrop.recommend.answer.tables import LIBRARIES
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
-from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.linear.methods import EDLAE, Linear
 from lbdrop.recommend.method_args import MethodChoice
+from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.settings import Settings
 from lbdrop.recommend.model.vae import VAE
 
@@ -128,34 +129,50 @@ def read(folder: Path) -> Saved:
     return Saved(header, tensors, items, likes, interactions)
 
 
-def rebuild(folder: Path, saved: Saved, choice: MethodChoice, device: torch.device | str | None) -> VAE | Linear:
+def rebuild(
+    folder: Path, saved: Saved, choice: MethodChoice, device: torch.device | str | None
+) -> VAE | Linear | Product:
     """The model of these settings with the saved tensors; an error unless they fit."""
     items, found = len(saved.items), {name: tuple(tensor.shape) for name, tensor in saved.tensors.items()}
     if choice.settings is None:
         model = choice.linear(saved.header["seed"], device)
         _check_shapes(folder, found, _linear_shapes(model.name, items, found))
-        _check_numbers(folder, saved.tensors)
+        _check_numbers(folder, saved.tensors, items)
         return model.restore(saved.tensors)
-    users = found.get("encoder.user", (0,))[0]
+    prefix = "network." if choice.together else ""
+    users = found.get(f"{prefix}encoder.user", (0,))[0]
     _check_work(folder, choice.settings, len(found))
     with (
         _one_line_errors(folder, HEADER),
         torch.device("meta"),
     ):  # shapes first: a wrong number in the file must not take memory
         wanted = VAE(items, choice.settings, users).state_dict()
-    _check_shapes(folder, found, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
-    _check_numbers(folder, saved.tensors)
+    shapes = {f"{prefix}{name}": tuple(tensor.shape) for name, tensor in wanted.items()}
+    if choice.together:
+        parts = {name.removeprefix("linear."): shape for name, shape in found.items() if name.startswith("linear.")}
+        shapes |= {f"linear.{name}": shape for name, shape in _linear_shapes("edlae", items, parts).items()}
+        shapes["weights"] = (3,)
+    _check_shapes(folder, found, shapes)
+    _check_numbers(folder, saved.tensors, items)
     with torch.random.fork_rng(devices=[]):
         network = VAE(items, choice.settings, users)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if choice.together:
+        return Product(network, EDLAE(device=place)).to(place).restore(saved.tensors).eval()
     network.load_state_dict(saved.tensors)
-    return network.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    return network.to(place).eval()
 
 
 def _linear_shapes(name: str, items: int, found: Shapes) -> Shapes:
     if name == "popularity":
         return {"counts": (items,)}
     if name in ("ease", "slim", "edlae"):
-        return {"weights": (items, items)} | ({"rates": (items,)} if name == "edlae" else {})
+        some = found.get("columns", (items,))[:1]  # of a large catalogue the matrix has some items only
+        return (
+            {"weights": (*some, *some)}
+            | ({"rates": (items,)} if name == "edlae" else {})
+            | ({"columns": some} if name == "edlae" and "columns" in found else {})
+        )
     return {"items": (items, *found.get("items", (items, 0))[1:2])}  # vectors may have any length
 
 
@@ -171,10 +188,13 @@ def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
             raise DropoutError(f"{where}: want {name} of shape {shape}, got {found[name]}; save the model again")
 
 
-def _check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """An error about the first tensor of another type, or with NaN or infinity."""
+def _check_numbers(folder: Path, tensors: dict[str, Tensor], items: int) -> None:
+    """An error about the first tensor of another type, with NaN or infinity, or of items that are not there."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in (torch.float32, torch.float64) or not torch.isfinite(tensor).all():
+        if name.endswith("columns"):
+            if tensor.dtype != torch.int64 or not bool(((tensor >= 0) & (tensor < items)).all()):
+                raise DropoutError(f"{folder / WEIGHTS}: want {name} of items, got others; save the model again")
+        elif tensor.dtype not in (torch.float32, torch.float64) or not torch.isfinite(tensor).all():
             raise DropoutError(
                 f"{folder / WEIGHTS}: want {name} of finite float32 or float64, got {tensor.dtype}"
                 f"{' with inf or nan' * tensor.is_floating_point()}; save the model again"

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
-from lbdrop.recommend.answer.scoring import Scored, Scoring, drawn_masks, log_probabilities, users_at_once
+from lbdrop.recommend.answer.scoring import Scored, Scoring, users_at_once
 from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.recommend.train.evaluate import device_of
@@ -56,17 +57,20 @@ class BatchScorer:
         return Rows(starts, item, self.items, device=self.device).batch(range(len(histories)))
 
 
-def scoring_in_one_pass(model: VAE | Linear, samples: int, seed: int) -> Scoring:
+def scoring_in_one_pass(model: VAE | Linear | Product, samples: int, seed: int) -> Scoring:
     """As :func:`~lbdrop.recommend.answer.scoring.scoring`, but all masks in one pass."""
-    if isinstance(model, Linear):
-        return lambda batch: Scored(model.scores(_repeat_and_pad(batch, 1))[: batch.size])
-    model.eval()
-    masks = drawn_masks(model, samples, seed)
+    if isinstance(model, nn.Module):
+        model.eval()
+
+    def plain_scores(batch: Batch) -> Tensor:
+        return model.plain_scores(_repeat_and_pad(batch, 1))[: batch.size]
+
+    masks = model.shared_masks(samples, seed)
     if masks is None:
-        return lambda batch: Scored(model.scores(_repeat_and_pad(batch, 1), samples=0)[: batch.size])
+        return lambda batch: Scored(plain_scores(batch))
 
     def scored(batch: Batch) -> Scored:
-        found = log_probabilities(model, _repeat_and_pad(batch, samples), masks.index_select(1, batch.item).flatten())
+        found = model.masked_scores(_repeat_and_pad(batch, samples), masks.index_select(1, batch.item).flatten(0, 1))
         each = found[: samples * batch.size].view(samples, batch.size, -1)
         largest = each.amax(0)
         each -= largest  # a difference of similar values keeps their digits
@@ -74,7 +78,10 @@ def scoring_in_one_pass(model: VAE | Linear, samples: int, seed: int) -> Scoring
         mean = _sum_in_order(each) / samples
         squares = _sum_in_order(each.square())
         spread = (squares - samples * mean.square()).clamp_(min=0).div_(max(samples - 1, 1)).sqrt_()
-        scores = _sum_in_order(each.exp_()).log_() + (largest - math.log(samples))
+        if model.averages_masks:
+            scores = _sum_in_order(each.exp_()).log_() + (largest - math.log(samples))
+        else:
+            scores = plain_scores(batch)
         return Scored(scores, spread if samples > 1 else None)
 
     return scored

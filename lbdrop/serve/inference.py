@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend.answer.scoring import popularity_scores
-from lbdrop.recommend.answer.similarity import similarity
 from lbdrop.recommend.linear.methods import Popularity
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
@@ -134,7 +133,7 @@ class InferenceEngine:
     def _similar_results(self, queries: Sequence[SimilarQuery]) -> list[Result]:
         items = [query.item for query in queries]
         padded = torch.tensor(items + [0] * padding_rows(len(items)))  # for the same reason as histories
-        scores = similarity(self.model, padded)[: len(items)].float().cpu()
+        scores = self.model.similarity(padded.to(self.scorer.device))[: len(items)].float().cpu()
         results = []
         for query, row in zip(queries, scores, strict=True):
             best = top_items(row[None], (torch.zeros(1, dtype=torch.long), torch.tensor([query.item])), query.k)[0]

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lbdrop.metrics.ranking import NO_ITEM, top_items
-from lbdrop.recommend.answer.similarity import similarity
 from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.vae import VAE
 
 __all__ = ["diverse_items", "pairwise"]
@@ -26,7 +26,7 @@ MAX_SIMILARITIES = 2**24
 
 
 def diverse_items(
-    model: VAE | Linear,
+    model: VAE | Linear | Product,
     scores: Float[Tensor, "users items"],
     seen: Bool[Tensor, "users items"] | None,
     k: int,
@@ -44,7 +44,11 @@ def diverse_items(
 
 
 def _rerank(
-    model: VAE | Linear, candidates: Int64[Tensor, "n c"], scores: Float[Tensor, "n items"], diversity: float, k: int
+    model: VAE | Linear | Product,
+    candidates: Int64[Tensor, "n c"],
+    scores: Float[Tensor, "n items"],
+    diversity: float,
+    k: int,
 ) -> Int64[Tensor, "n k"]:
     absent, place = candidates == NO_ITEM, candidates.clamp(min=0)
     score = scores.gather(1, place)
@@ -62,9 +66,9 @@ def _rerank(
     return torch.cat(picked, 1)
 
 
-def pairwise(model: VAE | Linear, items: Int64[Tensor, "n c"]) -> Float[Tensor, "n c c"]:
+def pairwise(model: VAE | Linear | Product, items: Int64[Tensor, "n c"]) -> Float[Tensor, "n c c"]:
     """The similarity of each pair of c items, n times, from 0 to 1, which is that of a typical item to the one most like it."""
-    each = similarity(model, items.flatten()).float().view(*items.shape, -1)
+    each = model.similarity(items.flatten()).float().view(*items.shape, -1)
     pairs = each.gather(2, items[:, None, :].expand(-1, items.shape[1], -1))
     typical = each.amax(2).median(1).values.clamp(min=1e-12)[:, None, None]
     return ((pairs + pairs.mT) / 2 / typical).clamp(0, 1)

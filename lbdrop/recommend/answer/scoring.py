@@ -12,18 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Num
-from torch import Tensor
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
 
 from lbdrop.metrics.ranking import top_items, which_items
 from lbdrop.recommend.data.rows import Batch, Rows, users_at_once
 from lbdrop.recommend.linear.methods import Linear
-from lbdrop.recommend.model.row_masks import row_values
+from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.vae import VAE
 
 __all__ = [
-    "Best", "Scored", "Scoring", "best_items", "drawn_masks", "log_probabilities", "popularity_scores", "scoring",
-    "users_at_once", "with_fallback",
+    "Best", "Scored", "Scoring", "best_items", "popularity_scores", "scoring", "users_at_once", "with_fallback",
 ]  # fmt: skip
 
 
@@ -47,51 +46,31 @@ class Best(NamedTuple):
     spread: Float[Tensor, "users k"] | None
 
 
-def scoring(model: VAE | Linear, samples: int, seed: int) -> Scoring:
-    """The model as a function of a batch; averages ``samples`` masks, and with 0 runs once without masks."""
-    if isinstance(model, Linear):
-        return lambda batch: Scored(model.scores(batch))
-    model.eval()
-    masks = drawn_masks(model, samples, seed)
+def scoring(model: VAE | Linear | Product, samples: int, seed: int) -> Scoring:
+    """The model as a function of a batch, under ``samples`` masks; with 0 runs once without masks."""
+    if isinstance(model, nn.Module):
+        model.eval()
+    masks = model.shared_masks(samples, seed)
     if masks is None:
-        return lambda batch: Scored(model.scores(batch, samples=0))
+        return lambda batch: Scored(model.plain_scores(batch))
 
     @torch.no_grad()
     def scored(batch: Batch) -> Scored:
-        first = total = log_probabilities(model, batch, masks[0].index_select(0, batch.item))
-        if samples == 1:
-            return Scored(first)
+        first = total = model.masked_scores(batch, masks[0].index_select(0, batch.item))
         mean, squares = torch.zeros_like(first), torch.zeros_like(first)
         for mask in masks[1:]:
-            each = log_probabilities(model, batch, mask.index_select(0, batch.item))
+            each = model.masked_scores(batch, mask.index_select(0, batch.item))
             total = torch.logaddexp(total, each)
             each -= first  # a difference of similar values keeps their digits
             mean += each / samples
             squares += each.square_()
+        scores = total - math.log(samples) if model.averages_masks else model.plain_scores(batch)
+        if samples == 1:
+            return Scored(scores)
         variance = squares.sub_(mean.square_(), alpha=samples).clamp_(min=0) / (samples - 1)
-        return Scored(total - math.log(samples), variance.sqrt_())
+        return Scored(scores, variance.sqrt_())
 
     return scored
-
-
-def drawn_masks(
-    model: VAE, samples: int, seed: int
-) -> Num[Tensor, "samples items"] | Bool[Tensor, "samples items"] | None:
-    """The masks that all users share; ``None`` without samples or for a model without masks."""
-    if samples == 0 or model.masks.logit is None:
-        return None
-    logit = model.masks.logit.detach()
-    # Drawn on the host, so that every device has the same masks.
-    masks = model.masks.draw(samples, logit.cpu().expand(model.items), torch.Generator().manual_seed(seed))
-    return masks.to(logit.device)
-
-
-def log_probabilities(model: VAE, batch: Batch, mask: Tensor) -> Float[Tensor, "users items"]:
-    """Log probability of every item for each user, under a mask with one value for each entry of the batch."""
-    logit = model.masks.logit
-    assert logit is not None
-    values = row_values(mask[None], model.masks.logits(batch), batch, model.settings, logit.dtype)
-    return model.log_probabilities(model(batch, values))
 
 
 def popularity_scores(likes: Float[np.ndarray, "items"]) -> Float[Tensor, "items"]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
@@ -37,6 +37,32 @@ class Linear(ABC):
     def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
         """A score for each user and item; higher is better."""
 
+    averages_masks = False
+
+    def plain_scores(self, batch: Batch) -> Float[Tensor, "size items"]:
+        """As :meth:`scores`; a linear method has no masks to leave out."""
+        return self.scores(batch)
+
+    def shared_masks(self, samples: int, seed: int) -> None:
+        """A linear method alone is scored without masks."""
+        return None
+
+    def masked_scores(self, batch: Batch, mask: Tensor) -> Float[Tensor, "size items"]:
+        raise DropoutError(f"masked_scores: want a method with masks, got {self.name!r}; call scores(batch)")
+
+    def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
+        """The similarity of these items to each item: cosines of their vectors, unless the method has better."""
+        if "items" not in self.state:
+            raise DropoutError(f"similar_items: want a method that can compare items, got {self.name!r}")
+        vectors = F.normalize(self.state["items"].float(), dim=1)
+        return vectors[indices] @ vectors.T
+
+    def drop_rates(self) -> dict[str, Tensor]:
+        """The drop rates of all items, by the name of their column."""
+        if "rates" not in self.state:
+            raise DropoutError(f"rates: want a method with dropout, got {self.name!r}")
+        return {"rate": self.state["rates"]}
+
     def restore(self, state: dict[str, Tensor]) -> "Linear":
         """Restore :attr:`state`."""
         self.state = {name: value.to(self.device) for name, value in state.items()}
@@ -63,12 +89,40 @@ class Popularity(Linear):
 
 
 class ItemItem(Linear):
-    """Scores are the rows of an item × item matrix summed over a user's items."""
+    """Scores are the rows of an item × item matrix summed over a user's items.
+
+    The matrix may be of some items only, the ``columns``; the score of any other is 0.
+    """
 
     def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        weights = self.learned("weights")
+        weights, columns = self.learned("weights"), self.state.get("columns")
         bag = batch.value if batch.value is None else batch.value.to(weights.dtype)
-        return F.embedding_bag(batch.item, weights, batch.offsets, mode="sum", per_sample_weights=bag)
+        if columns is None:
+            return F.embedding_bag(batch.item, weights, batch.offsets, mode="sum", per_sample_weights=bag)
+        place = torch.full((batch.items,), -1, device=columns.device).index_put(
+            (columns,), torch.arange(len(columns), device=columns.device)
+        )
+        row = place[batch.item]
+        bag = (row >= 0).to(weights.dtype) * (1.0 if bag is None else bag)
+        some = F.embedding_bag(row.clamp(min=0), weights, batch.offsets, mode="sum", per_sample_weights=bag)
+        return some.new_zeros(batch.size, batch.items).index_copy(1, columns, some)
+
+    def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
+        """The weight of these items in the score of each."""
+        none = indices.new_zeros(0)
+        n, items = len(indices), len(self.state.get("rates", self.learned("weights")))
+        return self.scores(
+            Batch(
+                torch.arange(n, device=indices.device),
+                indices,
+                n,
+                items,
+                none,
+                none.float(),
+                torch.arange(n, device=indices.device),
+                none,
+            )
+        )
 
 
 def binary(matrix: Any) -> Any:

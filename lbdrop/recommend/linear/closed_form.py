@@ -14,6 +14,7 @@ import os
 import warnings
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.linalg import lapack
@@ -27,6 +28,8 @@ from lbdrop.recommend.number_checks import check_number
 
 __all__ = ["EASE", "EDLAE", "check_memory", "invert"]
 
+MAX_ITEMS = 25_000
+"""Items of a catalogue whose every pair is computed: 2.5 gigabytes, and some minutes of a CPU."""
 USUAL_RATE, USUAL_RIDGE = 0.5, 100.0
 """Without held-out users, where nothing can be learned: level on small data, where little depends on them."""
 
@@ -34,13 +37,15 @@ USUAL_RATE, USUAL_RIDGE = 0.5, 100.0
 class EDLAE(ItemItem):
     r"""The zero-diagonal item-item regression under dropout of the input, by one Cholesky factorisation in place.
 
-    Memory: one items × items matrix, and two while rates are learned (of at most 6,000 items). Time grows with items³.
+    Memory: one items × items matrix, and two while rates are learned (of at most 6,000 items). Time grows with items³. So of a
+    large catalogue the most popular items alone are in it: they are scored from each other, and any other item gets 0.
 
     Args:
         rate: the drop rate $p$, 0 ≤ p < 1; None learns it from held-out users.
         regularisation: λ; None learns it from held-out users.
         per: "model" learns one rate; "popularity" lets the rate rise or fall with an item's likes; "item" gives every item
             its own, drawn to the others by a prior.
+        max_items: the most popular items of a larger catalogue that are used; None uses all.
         dtype: precision of the factorisation.
         device: the default is a GPU, if there is one.
     """
@@ -53,6 +58,7 @@ class EDLAE(ItemItem):
         regularisation: float | None = None,
         *,
         per: Literal["model", "popularity", "item"] = "model",
+        max_items: int | None = MAX_ITEMS,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
@@ -68,6 +74,9 @@ class EDLAE(ItemItem):
         if per != "model" and rate is not None:
             raise DropoutError(f"per={per!r}: want a learned rate, got rate={rate:g}; leave rate out")
         self.rate, self.regularisation, self.per, self.dtype = rate, regularisation, per, dtype
+        if max_items is not None:
+            check_number("max_items", max_items, integer=True, minimum=1)
+        self.max_items, self.columns, self.items = max_items, None, 0
         self.ridge: LearnedRidge | None = None
         """What was learned; ``None`` where rate and regularisation were given, or restored."""
 
@@ -77,13 +86,33 @@ class EDLAE(ItemItem):
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "EDLAE":
         """Learn from a scipy matrix (users, items); rate and ridge from ``held_out`` users, who then join the others."""
-        rows = binary(matrix)
-        check_memory(rows.shape[1], self.dtype, self.device)
-        gram = co_occurrence(rows, self.device)
+        gram = self.counted(matrix)
         self.learn(gram, held_out)
         if held_out is not None:
-            gram += co_occurrence(binary(held_out.fold_in + held_out.held_out), self.device)
+            self.release(gram, held_out)
         return self.solve(gram)
+
+    def counted(self, matrix: Any) -> Float[Tensor, "some some"]:
+        """The co-occurrences of the items, or of the most popular ones, which are chosen here."""
+        rows = binary(matrix)
+        self.items, self.columns = rows.shape[1], None
+        if self.max_items is not None and self.items > self.max_items:
+            likes = np.bincount(rows.indices, minlength=self.items)
+            self.columns = np.sort(np.argsort(-likes, kind="stable")[: self.max_items])
+            warnings.warn(
+                f"{self.name}: {self.max_items:,} of {self.items:,} items are used, which have"
+                f" {likes[self.columns].sum() / max(likes.sum(), 1):.0%} of the likes (max_items=None uses all)",
+                stacklevel=3,
+            )
+        check_memory(min(self.items, self.max_items or self.items), self.dtype, self.device)
+        return co_occurrence(self._known(rows), self.device)
+
+    def release(self, gram: Float[Tensor, "some some"], held_out: HeldOut) -> None:
+        """Count held-out users too, whose rates are learned."""
+        gram += co_occurrence(self._known(binary(held_out.fold_in + held_out.held_out)), self.device)
+
+    def _known(self, rows: Any) -> Any:
+        return rows if self.columns is None else rows[:, self.columns]
 
     def learn(self, gram: Float[Tensor, "items items"], held_out: HeldOut | None) -> "EDLAE":
         """The rates and the ridge for these co-occurrences; nothing to do where both were given."""
@@ -96,11 +125,12 @@ class EDLAE(ItemItem):
                     stacklevel=3,
                 )
             else:
-                self.ridge = learn_ridge(gram, held_out, self.rate, self.regularisation, self.per)
+                known = HeldOut(self._known(held_out.fold_in), self._known(held_out.held_out), held_out.users)
+                self.ridge = learn_ridge(gram, known, self.rate, self.regularisation, self.per)
         return self
 
-    def solve(self, gram: Float[Tensor, "items items"]) -> "EDLAE":
-        """The weights for these co-occurrences, which are overwritten."""
+    def solve(self, gram: Float[Tensor, "some some"]) -> "EDLAE":
+        """The weights for the co-occurrences of :meth:`counted`, which are overwritten."""
         count = gram.diagonal().clone()
         if self.ridge is None:
             odds, ridge = torch.full_like(count, self._rate / (1 - self._rate)), self._regularisation
@@ -112,6 +142,10 @@ class EDLAE(ItemItem):
         weights.div_(-weights.diagonal().clone())
         weights.diagonal().zero_()
         self.state = {"weights": weights} | self._rates(odds)
+        if self.columns is not None:
+            columns = torch.from_numpy(self.columns).to(self.device)
+            rates = self.state["rates"].new_zeros(self.items).index_copy(0, columns, self.state["rates"])
+            self.state |= {"columns": columns, "rates": rates}
         return self
 
     def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
@@ -144,7 +178,7 @@ class EASE(EDLAE):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(0.0, regularisation, dtype=dtype, device=device)
+        super().__init__(0.0, regularisation, max_items=None, dtype=dtype, device=device)
 
     def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
         return {}

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64, Num
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
@@ -62,6 +62,9 @@ class VAE(nn.Module):
         >>> model.scores(batch, samples=10).shape
         torch.Size([2, 3])
     """
+
+    averages_masks = True
+    """Whether the scores of some masks are their average; otherwise masks only give the uncertainty."""
 
     def __init__(self, items: int, settings: Settings, users: int = 0):
         super().__init__()
@@ -213,6 +216,24 @@ class VAE(nn.Module):
             total = torch.logaddexp(total, self._sampled(batch, generator, known_users))
         return total - math.log(samples)
 
+    def plain_scores(self, batch: Batch) -> Float[Tensor, "users items"]:
+        """Log probabilities without masks."""
+        return self.scores(batch, samples=0)
+
+    def masked_scores(self, batch: Batch, mask: Float[Tensor, "entries"]) -> Float[Tensor, "users items"]:
+        """Log probabilities under a mask with one value for each entry of the batch."""
+        values = row_values(mask[None], self.masks.logits(batch), batch, self.settings, self._dtype)
+        return self.log_probabilities(self(batch, values))
+
+    def shared_masks(self, samples: int, seed: int) -> Num[Tensor, "samples items"] | None:
+        """Masks of a whole catalogue that all users share; ``None`` without samples or for a model without masks."""
+        if samples == 0 or self.masks.logit is None:
+            return None
+        logit = self.masks.logit.detach()
+        # Drawn on the host, so that every device has the same masks.
+        masks = self.masks.draw(samples, logit.cpu().expand(self.items), torch.Generator().manual_seed(seed))
+        return masks.to(logit.device)
+
     def log_probabilities(self, logits: Float[Tensor, "users items"]) -> Float[Tensor, "users items"]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.log_softmax(logits, -1) if self.settings.likelihood == "multinomial" else F.logsigmoid(logits)
@@ -227,10 +248,19 @@ class VAE(nn.Module):
         """The keep rates, one per item or one."""
         return self.masks.keep
 
+    def drop_rates(self) -> dict[str, Tensor]:
+        """The drop rates of all items, or one, by the name of their column."""
+        return {"rate": 1 - self.keep}
+
     @property
     def item_vectors(self) -> Float[Tensor, "items width"]:
         """Each item's row of the decoder's output layer."""
         return self.decoder.out.weight
+
+    def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
+        """Cosines of these items' vectors and all items'."""
+        vectors = F.normalize(self.item_vectors.detach().float(), dim=1)
+        return vectors[indices] @ vectors.T
 
     # --------------------------------------------------------------------------------------------------------- pieces
 

@@ -1,0 +1,184 @@
+"""Fit a product of experts: rates and ridge of the linear model, then the network, then how the two are combined.
+
+Validation users decide everything: the rates and ridge, the network's best epoch, the weight of the linear scores (by NDCG@100,
+because the likelihood is decided by items far down the list), and the temperature by the likelihood. Half of them choose
+a weight that the other half judges; if that is no better than the linear model alone, it alone is kept. Then they are released:
+the linear model is solved with them.
+"""
+
+import copy
+import math
+import time
+import warnings
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize
+from torch import Tensor
+
+from lbdrop.metrics import ranking
+from lbdrop.recommend.data.rows import Batch, Rows, users_at_once
+from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.closed_form import EDLAE
+from lbdrop.recommend.model.product import Product
+from lbdrop.recommend.model.settings import Settings
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.evaluate import HeldOutRows
+from lbdrop.recommend.train.fit import History
+from lbdrop.recommend.train.fit import fit as fit_network
+from lbdrop.recommend.train.loop import Loop, launch
+
+__all__ = ["Fitted", "combine", "fit_experts"]
+
+MAX_USERS = 2_000
+"""Validation users that the weights are chosen on; more take longer and tell little more."""
+MIN_EPOCHS = 5
+"""A network of fewer epochs adds nothing to the linear model."""
+GRID = np.concatenate([[0.0], np.geomspace(0.5, 128, 17)])
+"""Weights of the linear scores that are tried; 0 is the network alone."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model, how its network was trained, and in one line why it is this one."""
+
+    model: Product | EDLAE
+    settings: Settings | None
+    history: History | None
+    reason: str
+
+
+def fit_experts(
+    rows: Any,
+    held_out: HeldOut,
+    linear: EDLAE,
+    settings: Settings,
+    *,
+    seed: int,
+    choose: bool,
+    budget: float | None = None,
+    **training: Any,
+) -> Fitted:
+    """Both experts and their weights.
+
+    Args:
+        rows: training users × items.
+        held_out: validation users.
+        linear: the linear model, not fitted yet.
+        settings: the network's.
+        seed: draws the network's weights, order and masks.
+        choose: keep the linear model alone where the network does not help, or has no time.
+        budget: seconds for everything; epochs of the network are as many as fit in.
+        training: further arguments of :func:`lbdrop.recommend.train.fit.fit`.
+    """
+    start = time.perf_counter()
+    gram = linear.counted(rows)
+    with warnings.catch_warnings():  # validation users judge the result; nobody asked for a rate
+        warnings.filterwarnings("ignore", "edlae: the drop rate ran to the bound")
+        linear.learn(gram, held_out)
+    linear.solve(gram.clone())
+    solved = time.perf_counter() - start
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = VAE(rows.shape[1], settings, users=rows.shape[0])
+    if budget is not None:
+        left = budget - 2 * solved - (time.perf_counter() - start - solved)  # it is solved once more in the end
+        epochs = int(left / _seconds_per_epoch(network, rows, settings, linear.device, seed)) if left > 0 else 0
+        if epochs < settings.epochs:
+            settings = replace(settings, epochs=max(epochs, MIN_EPOCHS))
+            if choose and epochs < MIN_EPOCHS:
+                return Fitted(_released(linear, gram, held_out), None, None,
+                              f"the linear model alone: {budget:g} s are no time for a network")  # fmt: skip
+        network.settings = settings
+    history = fit_network(network, rows, held_out, device=linear.device, seed=seed, **training)
+    network.eval()
+    product = Product(network, linear).to(linear.device)
+    product.network = network
+    gain, error = combine(product, held_out)
+    said = f"NDCG@100 {gain:+.4f} ± {error:.4f} on validation users beside the linear model alone"
+    _released(linear, gram, held_out)
+    if choose and gain <= 0:
+        return Fitted(linear, None, None, f"the linear model alone; with a network {said}")
+    return Fitted(product, settings, history, f"the linear model and a network together: {said}")
+
+
+def combine(product: Product, held_out: HeldOut) -> tuple[float, float]:
+    """Set the product's weights; return its gain over the linear model alone, each half judged by the other's weight."""
+    some = np.flatnonzero(np.diff(held_out.held_out.indptr))
+    some = np.sort(np.random.default_rng(0).permutation(some)[:MAX_USERS])
+    users = HeldOutRows.on(
+        HeldOut(held_out.fold_in[some], held_out.held_out[some], held_out.users), product.weights.device
+    )
+    *tried, linear = _ndcg(product, users)
+    found = torch.stack(tried)
+    # Neighbours in the grid have nearly the same ranking; their mean has less of the chance of few users.
+    smooth = torch.stack([found[0], *(found[max(i - 1, 1) : i + 2].mean(0) for i in range(1, len(found)))])
+    odd = torch.arange(len(some), device=found.device) % 2 == 1
+    by_odd, by_even = (int(smooth[:, half].mean(1).argmax()) for half in (odd, ~odd))
+    gain = (torch.where(odd, found[by_even], found[by_odd]) - linear).double()
+    product.weights[0] = float(GRID[int(smooth.mean(1).argmax())])
+    product.weights[1:] = _temperature(product, users)
+    return float(gain.mean()), float(gain.std() / math.sqrt(len(some)))
+
+
+@torch.no_grad()
+def _ndcg(product: Product, users: HeldOutRows) -> list[Float[Tensor, "users"]]:
+    """Of every user, for each weight of the grid and for the linear model alone."""
+    found: list[list[Tensor]] = []
+    size = users_at_once(users.fold_in.items, 500)
+    for batch, target in zip(*(each.batches(size, shuffle=False) for each in users), strict=True):
+        network, linear = product.network.plain_scores(batch), product.linear.scores(batch)
+        relevant = ranking.which_items(target.user, target.item, network.shape)
+
+        def measured(scores: Tensor, batch: Batch = batch, relevant: Tensor = relevant) -> Tensor:
+            return ranking.ndcg_at_k(ranking.top_items(scores.float(), (batch.user, batch.item), 100), relevant, 100)
+
+        found.append([*(measured(network + float(t) * linear) for t in GRID), measured(linear)])
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def _temperature(product: Product, users: HeldOutRows) -> Float[Tensor, "2"]:
+    """Level and slope, by the history's length, of the temperature with the best likelihood of the hidden items."""
+    size = min(users.fold_in.users, users_at_once(users.fold_in.items, 500))
+    batch, target = (next(each.batches(size, shuffle=False)) for each in users)
+    experts, hidden = product.experts(batch), ranking.which_items(target.user, target.item, (size, batch.items))
+
+    typical = float(batch.counts.clamp(min=1).log().mean())
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        free = torch.tensor(values, dtype=torch.float32, device=batch.device, requires_grad=True)
+        scores = product.combined(experts, batch, torch.stack([free[0] - typical * free[1], free[1]]))
+        loss = -torch.where(hidden, scores, 0.0).sum() / hidden.sum()
+        (grad,) = torch.autograd.grad(loss, free)
+        return float(loss.detach()), grad.double().cpu().numpy()
+
+    # From the best of some levels, because far from it the likelihood is flat or too steep.
+    start = min((np.array([level, 0.0]) for level in np.linspace(-6.0, 1.0, 15)), key=lambda x: objective(x)[0])
+    bounds = [(start[0] - 1, start[0] + 1), (-2, 2)]
+    level, slope = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}).x
+    return torch.tensor([level - typical * slope, slope], dtype=torch.float32, device=batch.device)
+
+
+def _released(linear: EDLAE, gram: Tensor, held_out: HeldOut) -> EDLAE:
+    """The linear model with the validation users too."""
+    linear.release(gram, held_out)
+    return linear.solve(gram)
+
+
+def _seconds_per_epoch(network: VAE, rows: Any, settings: Settings, device: torch.device, seed: int) -> float:
+    """How long an epoch will take, from a few steps of a copy."""
+    on_device = Rows.from_csr(rows, device)
+    loop = Loop(copy.deepcopy(network).to(device), on_device, settings, launch(device), seed=seed, recorded=False)
+    generator, beta = torch.Generator(device).manual_seed(seed), torch.tensor(settings.beta_cap, device=device)
+    times = []
+    for batch in islice(
+        on_device.batches(settings.batch, shuffle=True, generator=torch.Generator().manual_seed(seed)), 5
+    ):
+        start = time.perf_counter()
+        loop._step(batch, beta, generator)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:] or times)) * on_device.steps(settings.batch)
