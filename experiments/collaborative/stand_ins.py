@@ -6,19 +6,44 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar
-from unittest.mock import MagicMock
+from typing import Any
 
 __all__ = ["install"]
 
 
-class _Module(ModuleType):
-    __path__: ClassVar[list[str]] = []
+class _Attributes(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing
+
+
+class _Nothing(metaclass=_Attributes):
+    """A class of which others can be made, and whose objects answer everything with such an object."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
+        return _Nothing()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _Nothing()
+
+    def __enter__(self) -> Any:
+        return _Nothing()
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -31,7 +56,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+        made = _Module(spec.name)
+        made.__path__ = []
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -131,7 +131,7 @@ def test_wrong_queries_are_errors_of_one_line(ask: Any, words: str, learned: Rec
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"method": "nothing"}, "method: want one of dae"),
+        ({"method": "nothing"}, "method: want one of experts, auto, dae"),
         ({"dropout": "some"}, "dropout: want one of learned"),
         ({"method": "ease", "dropout": "learned"}, "which has no masks"),
         ({"method": "ease", "hidden": 3}, "ease: no hidden; there are regularisation, dtype"),

@@ -16,7 +16,7 @@ from lbdrop.recommend.train.validation import hold_out
 
 
 def test_too_few_validation_users_warn_and_all_epochs_are_trained() -> None:
-    model = Recommender(epochs=2, progress=False)
+    model = Recommender(dropout="learned", epochs=2, progress=False)
     with pytest.warns(UserWarning, match="want 20 held-out users with five items, got 12 among 12 of 120 users"):
         model.fit(checkerboard())
     assert model.history_ is not None
@@ -25,7 +25,7 @@ def test_too_few_validation_users_warn_and_all_epochs_are_trained() -> None:
 
 
 def test_validation_of_zero_trains_on_all_users_without_a_warning() -> None:
-    model = Recommender(epochs=1, validation=0, progress=False).fit(checkerboard())
+    model = Recommender(dropout="learned", epochs=1, validation=0, progress=False).fit(checkerboard())
     assert model.history_ is not None
     assert model.history_.best is None
 
@@ -45,7 +45,7 @@ def test_validation_users_are_not_trained_on(learned: Recommender) -> None:
 
 
 def test_small_data_gets_a_small_network_by_default() -> None:
-    model = Recommender(epochs=1, validation=0, latent=30, progress=False).fit(checkerboard())
+    model = Recommender(dropout="learned", epochs=1, validation=0, latent=30, progress=False).fit(checkerboard())
     assert model.settings_ is not None
     assert (model.settings_.hidden, model.settings_.latent, model.settings_.batch) == (18, 30, 16)
     whole = method("sivae-lbd", hidden=40, epochs=1)
@@ -55,7 +55,11 @@ def test_small_data_gets_a_small_network_by_default() -> None:
 
 def test_catalogue_of_one_item_can_be_fitted() -> None:
     frame = pl.DataFrame({"user_id": [1, 2], "item_id": ["only", "only"]})
-    for arguments in ({"epochs": 1, "validation": 0}, {"method": "ease"}, {"method": "popularity"}):
+    for arguments in (
+        {"dropout": "learned", "epochs": 1, "validation": 0},
+        {"method": "ease"},
+        {"method": "popularity"},
+    ):
         model = Recommender(**arguments, progress=False).fit(frame)  # type: ignore[arg-type]
         assert len(model.recommend([1])) == 0
         assert model.recommend([1], filter_viewed=False)["item_id"].to_list() == ["only"]

@@ -11,12 +11,12 @@ from lbdrop.recommend.data.shop import Shop, generate_shop
 from lbdrop.serve.batch_scoring import EMPTY_HISTORY, BatchScorer, padding_rows
 
 METHODS = {
-    "learned": Recommender(epochs=1, patience=None, progress=False, device="cpu"),
+    "learned": Recommender(dropout="learned", epochs=1, patience=None, progress=False, device="cpu"),
     "normalised after the mask": Recommender(
         "recvae", samples=3, epochs=1, patience=None, progress=False, device="cpu"
     ),
     "gaussian": Recommender(dropout="gaussian", samples=4, epochs=1, patience=None, progress=False, device="cpu"),
-    "one mask": Recommender(samples=1, epochs=1, patience=None, progress=False, device="cpu"),
+    "one mask": Recommender(dropout="learned", samples=1, epochs=1, patience=None, progress=False, device="cpu"),
     "no dropout": Recommender(dropout="none", epochs=1, patience=None, progress=False, device="cpu"),
     "ease": Recommender("ease", device="cpu"),
     "ials": Recommender("ials", device="cpu"),

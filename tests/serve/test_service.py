@@ -101,7 +101,7 @@ def test_items_are_searched_by_title(client: TestClient, titles: dict[str, str])
 def test_model_facts_describe_the_model(client: TestClient) -> None:
     facts = client.get("/model").json()
     schemas.ModelFacts.model_validate(facts)
-    assert (facts["method"], facts["items"], facts["users"], facts["titles"]) == ("sivae-lbd-dense", 80, 300, 80)
+    assert (facts["method"], facts["items"], facts["users"], facts["titles"]) == ("experts", 80, 300, 80)
     assert (facts["samples"], facts["log_probability"], facts["similar"]) == (10, True, True)
 
 
