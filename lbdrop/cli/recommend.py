@@ -58,7 +58,7 @@ def fit(
     dropout: Annotated[
         str | None,
         typer.Option(
-            help="learned (the default), fixed, none, concrete, gaussian; with a method, in place of its own."
+            help="A network with learned, fixed, no, concrete or gaussian dropout; with a method, in place of its own."
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs at most; default: the method's.")] = None,

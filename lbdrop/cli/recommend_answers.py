@@ -107,6 +107,10 @@ def methods() -> None:
         shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("method", "dropout", "what it is"):
             shown.add_column(heading)
+        shown.add_row(
+            "auto", "learned", "The default: experts, or edlae where a network does not help validation users."
+        )
+        shown.add_row("experts", "learned", "A linear model (edlae) and a network as a product of experts.")
         for name, s in METHODS.items():
             kind = f"{'VAE' if s.variational else 'denoising autoencoder'}, {s.encoder} encoder, {s.prior} prior"
             per = f", a rate per {s.per}" if s.learns_rates else ""

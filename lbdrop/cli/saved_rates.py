@@ -68,13 +68,17 @@ def _recommender(path: Path) -> Rates:
         from lbdrop.recommend.recommender import Recommender
     model = Recommender.load(path, device="cpu")
     table = model.rates()
-    rates = torch.tensor(table["rate"].to_list(), dtype=torch.float64)
-    one = len(rates) < 2 or bool((rates == rates[0]).all())
-    if one:
-        return Rates((Layer("histories", "one rate", rates[:1]),))
-    rows = zip(table["item_id"].to_list(), rates.tolist(), table["likes"].to_list(), strict=True)
-    items = sorted((Item(str(name), rate, float(likes)) for name, rate, likes in rows), key=lambda item: item.rate)
-    return Rates((Layer("histories", "per item", rates),), tuple(items))
+    layers, items = [], []
+    for column in (name for name in table.columns if name.startswith("rate")):
+        name = " ".join(["histories", *column.split("_")[1:]])
+        rates = torch.tensor(table[column].to_list(), dtype=torch.float64)
+        if len(rates) < 2 or bool((rates == rates[0]).all()):
+            layers.append(Layer(name, "one rate", rates[:1]))
+            continue
+        layers.append(Layer(name, "per item", rates))
+        rows = zip(table["item_id"].to_list(), rates.tolist(), table["likes"].to_list(), strict=True)
+        items = sorted((Item(str(item), rate, float(likes)) for item, rate, likes in rows), key=lambda item: item.rate)
+    return Rates(tuple(layers), tuple(items))
 
 
 def _folder(path: Path) -> dict[str, Tensor]:

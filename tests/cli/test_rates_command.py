@@ -94,6 +94,16 @@ def test_shared_and_rank_rates_are_labelled(tmp_path: Path):
     assert [layer.kind for layer in read_rates(tmp_path / "m.safetensors").layers] == ["one rate", "per rank"]
 
 
+@pytest.mark.filterwarnings("ignore:validation")
+def test_rates_of_two_experts_are_both_shown(tmp_path: Path):
+    model = Recommender("experts", epochs=1, validation=30, progress=False)
+    model.fit(generate_shop(users=120, items=40, groups=4).interactions).save(tmp_path / "model")
+    code, output = command(tmp_path / "model")
+    assert code == 0, output
+    assert "histories linear" in output
+    assert "histories network" in output
+
+
 def test_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):
     shop = generate_shop(users=120, items=40, groups=4)
     model = Recommender("sivae-lbd", epochs=1, validation=0, progress=False).fit(shop.interactions)
@@ -105,7 +115,7 @@ def test_recommender_shows_its_most_and_least_dropped_items(tmp_path: Path):
     assert all(item in least for item in table["item_id"].head(3).cast(str).to_list())
     assert all(item in most for item in table["item_id"].tail(3).cast(str).to_list())
     assert "40 rates" in output
-    one = Recommender(epochs=1, validation=0, progress=False).fit(shop.interactions)
+    one = Recommender(dropout="learned", epochs=1, validation=0, progress=False).fit(shop.interactions)
     one.save(tmp_path / "one")
     assert "1 rate\n" in re.sub(r" +\n", "\n", command(tmp_path / "one")[1])
     code, output = command(tmp_path / "one", "--items", 3)
