@@ -49,7 +49,7 @@ def main(
     console = Console(highlight=False)
     torch.set_num_threads(1)  # a Ray worker has one core, and so has the process beside it
     shop = generate_shop(users=users, items=items, groups=8)
-    learned = Recommender(epochs=1, validation=0, progress=False).fit(
+    learned = Recommender(dropout="learned", epochs=1, validation=0, progress=False).fit(
         shop.interactions.filter(pl.col("user_id") < 5_000)
     )
     score_files.ROWS_IN_MEMORY = part * k

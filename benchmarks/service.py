@@ -54,7 +54,7 @@ def main(
     console = Console(highlight=False)
     name = data or ("ml-1m" if PREPARED.is_dir() else "shop")
     interactions = load_prepared(PREPARED).interactions if name == "ml-1m" else generate_shop().interactions
-    model = Recommender(epochs=epochs, patience=None, progress=False).fit(interactions)
+    model = Recommender(dropout="learned", epochs=epochs, patience=None, progress=False).fit(interactions)
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder) / "model")
         checked = Checked.of(model, users)

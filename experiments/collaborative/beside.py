@@ -5,7 +5,7 @@
 
 Every contestant learns from the training users, decides on the validation users, and is measured on the test users once. EASE,
 iALS and the fixed rate try a grid on validation users. EASE and iALS are then fitted again with these users, whom EDLAE and the
-default release too. A seed is another split and another draw of everything. One JSON a run, in ``results/beside``.
+default release too. A seed is another split and another draw of everything. One JSON a run, in ``results_beside``.
 
 Reads compact .npz files of likes with numpy alone, so it runs where polars is not installed.
 """
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--contestants", default="ease,edlae,ials,default,learned,fixed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "beside")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results_beside")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--network-seconds", type=float, help="of training the network on the whole of Netflix")

@@ -68,7 +68,7 @@ with ray_cluster(2, _system_config=quick) as cluster:
 @pytest.mark.process
 def test_users_are_scored_once_although_one_of_two_nodes_is_killed(tmp_path: Path) -> None:
     likes = generate_shop(users=1200, items=400, groups=4).interactions
-    Recommender(epochs=1, validation=0, progress=False).fit(likes).save(tmp_path / "model")
+    Recommender(dropout="learned", epochs=1, validation=0, progress=False).fit(likes).save(tmp_path / "model")
     threads = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), "1200"],
