@@ -15,11 +15,10 @@ import lbdrop
 from benchmarks.variance_steps import Gradients, Settings, Stepper, load, take_turns, trained
 from lbdrop import estimators
 from lbdrop.dropout import Scale
-from lbdrop.objective import DEFAULT_ESTIMATOR
 
 __all__ = ["BASELINE", "DEFAULT", "bias", "compared", "measure", "total_variance", "variances"]
 
-BASELINE, DEFAULT = "arm", DEFAULT_ESTIMATOR
+BASELINE, DEFAULT = "arm", "double-cv-4"
 
 
 def variances(gradients: Float[Tensor, "batches draws logits"]) -> Float[Tensor, "batches"]:

@@ -194,8 +194,10 @@ class NoiseLayer(nn.Module):
         """The keep rates that masks are drawn and scaled with, to broadcast against a tensor of ``dims`` axes."""
         # A plain call has no estimator behind it: half of a gradient would be worse than none.
         # Detached before the sigmoid: a recomputed checkpoint has to save what the objective's own pass saved.
-        plain = self.estimated and source_of(self) is None
-        return self.spread(torch.sigmoid(self.logit.detach()) if plain else self.keep, dims)
+        if (source := source_of(self)) is None:
+            return self.spread(torch.sigmoid(self.logit.detach() if self.estimated else self.logit), dims)
+        logit_of_source = getattr(source, "logit", None)  # one that weighs the gradient
+        return self.spread(torch.sigmoid(logit_of_source(self)) if logit_of_source else self.keep, dims)
 
     def gain(self) -> Float[Tensor, "*units"]:
         """What the deterministic pass multiplies each unit by."""

@@ -17,15 +17,12 @@ from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards import processes, threads
 from lbdrop.guards.logit_range import clamp_logits
+from lbdrop.passes.price import DEFAULT_BUDGET
 from lbdrop.rules.choice import default_rule, refuse_unused_arguments
 from lbdrop.rules.evaluation import Evaluation, Runner
 from lbdrop.rules.rule import Rule, StatefulRule
 
 __all__ = ["Objective", "parameter_groups"]
-
-# Least variance for its time at every number of masks (benchmarks/variance.py); four, because two leave more than a fifth
-# of ARM's variance at keep .8, and eight cost a long step and much memory where most of a network lies behind a dropout.
-DEFAULT_ESTIMATOR = "double-cv-4"
 
 
 class Objective:
@@ -40,8 +37,9 @@ class Objective:
         steps: with ``held_out``, how many training steps the run has.
         examples: how many examples the training set has. With ``held_out``, the held-out examples join the training batches
             once rates are frozen; without it they never do.
-        estimator: ``"double-cv-4"`` (four masks, the default), ``"double-cv"`` (two), ``"arm"`` (the paper's), ``"disarm"``,
-            ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
+        budget: what a step may cost on average, in plain steps, by default 1.25 (:mod:`lbdrop.passes.price`).
+        estimator: instead, in every step: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's),
+            ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
         masks: through how many masks weights are trained where no rate learns by an estimator, which has its own number.
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
@@ -68,6 +66,7 @@ class Objective:
         held_out: Iterable[Any] | None = None,
         steps: int | None = None,
         examples: int | None = None,
+        budget: float | None = None,
         estimator: str | None = None,
         masks: int | None = None,
         coupled: bool | None = None,
@@ -75,16 +74,15 @@ class Objective:
         check: bool = True,
         generator: torch.Generator | None = None,
     ):
-        # A compiled model is run as it was written: masks share their prefix by vmap, which compiled code does not see.
         self.core, _ = processes.unwrap(model)
         noise_layers(self.core)
         refuse_unused_arguments(
-            self.core, rule, held_out=held_out, steps=steps, examples=examples, estimator=estimator, masks=masks,
-            coupled=coupled, generator=generator,
+            self.core, rule, held_out=held_out, steps=steps, examples=examples, budget=budget, estimator=estimator,
+            masks=masks, coupled=coupled, generator=generator,
         )  # fmt: skip
         self.rule = rule or default_rule(self.core, held_out, steps, examples, masks or 1, generator)
-        chosen = estimators.get(DEFAULT_ESTIMATOR if estimator is None else estimator)
-        self.runner = Runner(self.core, chosen, masks or 1, coupled, unreached, check, generator)
+        price = estimators.get(estimator) if estimator else float(budget or DEFAULT_BUDGET)
+        self.runner = Runner(self.core, price, masks or 1, coupled, unreached, check, generator)
         self.model = model
 
     @property
@@ -115,7 +113,7 @@ class Objective:
         try:
             with (
                 threads.training(self.core),
-                processes.per_process_randomness(next(iter(self.layers.values())).logit.device),
+                processes.per_process_randomness(next(iter(self.layers.values())).logit.device) as self.runner.seed,
             ):
                 evaluation = self.evaluation(losses, *batch)
                 result = processes.call_through_wrapper(self._wrapper, lambda: self.rule.loss(evaluation))
@@ -150,7 +148,7 @@ class Objective:
         return processes.train_together(self._wrapper)
 
     def __repr__(self) -> str:
-        return f"Objective({self.rule!r}, estimator={self.runner.estimator.name!r}, layers={list(self.layers)})"
+        return f"Objective({self.rule!r}, {self.runner}, layers={list(self.layers)})"
 
 
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:

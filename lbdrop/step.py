@@ -51,9 +51,9 @@ class Step(Drawer):
         estimator: estimators.Estimator,
         generator: torch.Generator | None,
         masks: int = 1,
+        share: float = 1.0,
     ):
-        self.estimator = estimator
-        self.generator = generator
+        self.estimator, self.generator, self.share = estimator, generator, share
         self.masks = estimator.masks if layers else masks  # without learned rates one mask will do
         self.logits = list({id(layer.logit): layer.logit for layer in layers.values()}.values())
         self.losses: Tensor
@@ -85,6 +85,9 @@ class Step(Drawer):
     @property
     def learned(self) -> list[_Use]:
         return [use for use in self.uses if use is not None]
+
+    def logit(self, layer: NoiseLayer) -> Tensor:  # whose path through 1/keep is weighed with the rest
+        return layer.logit if self.share == 1 else self.tokens.get(id(layer.logit), layer.logit)
 
     def weigh(self, losses: Tensor) -> Tensor:
         """The losses, watched: their weights in the backward pass are what the estimator multiplies them by."""
@@ -119,10 +122,11 @@ class Step(Drawer):
         slope = torch.zeros_like(z) if use.slope is None else use.slope.to(z.dtype)
         return estimators.Site(use.draw, use.keep, slope, spread(losses), per_example, spread)
 
-    def logit_gradients(self) -> list[Tensor]:
-        gradients = {id(logit): torch.zeros_like(logit) for logit in self.logits}
-        uses = self.learned
-        for use, gradient in zip(uses, self.estimator.gradients([self.site(use) for use in uses]), strict=True):
+    def logit_gradients(self, *paths: Tensor) -> list[Tensor]:
+        """For each logit; ``paths`` is what autograd brings: 0, or the path through 1/keep if that is weighed here."""
+        gradients = {id(logit): path.clone() for logit, path in zip(self.logits, paths, strict=True)}
+        sites = [self.site(use) for use in self.learned]  # none where the step trains weights alone
+        for use, gradient in zip(self.learned, self.estimator.gradients(sites) if sites else (), strict=True):
             if use.active is not None:
                 gradient = gradient * use.active
             logit = use.layer.logit
@@ -130,7 +134,7 @@ class Step(Drawer):
                 gradient = gradient.movedim(use.layer.unit_dim, -1).flatten(0, -2).sum(0)
             # A mask's loss has an n-th of the weight that the mean over masks has, and estimators want that.
             gradients[id(logit)] += self.masks * (gradient.sum() if not logit.dim() else gradient)
-        return [gradients[id(logit)] for logit in self.logits]
+        return [gradients[id(logit)] / self.share for logit in self.logits]
 
 
 class _Logits(torch.autograd.Function):
@@ -143,7 +147,7 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.step.logit_gradients()
+        return None, *ctx.step.logit_gradients(*grad_outputs)
 
 
 class _Masks(torch.autograd.Function):

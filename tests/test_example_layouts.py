@@ -29,7 +29,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module, x: Tensor, steps: int) -> Objective:
-    objective = Objective(model, examples=100)
+    objective = Objective(model, examples=100, estimator="double-cv-4")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -60,6 +60,6 @@ def test_coupling_between_examples_that_are_neither_first_nor_last_is_found() ->
         def forward(self, x: Tensor) -> Tensor:
             return self.links @ self.drop(x)
 
-    objective = Objective(lbdrop.convert(Graph(), verbose=False), examples=100)
+    objective = Objective(lbdrop.convert(Graph(), verbose=False), examples=100, estimator="double-cv-4")
     with pytest.warns(UserWarning, match="the loss of one example depends on the masks of others"):
         objective(losses, torch.randn(6, 3)).backward()

@@ -153,12 +153,12 @@ def test_coupled_examples_are_found_and_warned_of() -> None:
 
 def test_coupling_is_checked_anew_for_another_loss_and_never_by_one_example() -> None:
     model = nn.Sequential(nn.Linear(3, 4), LearnableDropout(4), nn.Linear(4, 2))
-    objective, x = Objective(model, examples=10), torch.randn(4, 3)
+    objective, x = Objective(model, examples=10, estimator="double-cv-4"), torch.randn(4, 3)
     objective(lambda m: m(x).sum(1))
     with pytest.warns(UserWarning, match="masks of others"):
         objective(lambda m: (m(x) @ m(x).T).sum(1))
     normed = nn.Sequential(nn.Conv1d(3, 4, 1), LearnableDropout(4, channels=True), nn.BatchNorm1d(4), nn.Flatten())
-    objective = Objective(normed, examples=10)
+    objective = Objective(normed, examples=10, estimator="double-cv-4")
     objective(lambda m: m(torch.randn(1, 3, 5)).sum(1))
     with pytest.warns(UserWarning, match="masks of others"):
         objective(lambda m: m(torch.randn(3, 3, 5)).pow(2).sum(1))

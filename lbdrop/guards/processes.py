@@ -73,15 +73,18 @@ def device_of_this_process(device: torch.device | str | None = None) -> torch.de
 
 
 @contextmanager
-def per_process_randomness(device: torch.device) -> Iterator[None]:
-    """Draw other random numbers in each process: they follow from its rank and the global random state, alike in all or not."""
+def per_process_randomness(device: torch.device) -> Iterator[int | None]:
+    """Draw other random numbers in each process: they follow from its rank and the global random state, alike in all or not.
+
+    Gives the seed that follows from that state alone; ``None`` where there is one process.
+    """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        yield
+        yield None
         return
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed + dist.get_rank())
-        yield
+        yield seed
 
 
 def check_agreement(epochs: int, checkpoints: Path, device: torch.device) -> None:

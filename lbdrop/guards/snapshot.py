@@ -1,11 +1,14 @@
 """What a model holds besides its parameters, kept before an attempt at running it and restored if the attempt fails."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
 from lbdrop._torch import buffers_of, is_batched
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "unchanged"]
 
 
 class Snapshot:
@@ -46,3 +49,17 @@ class Snapshot:
 
 def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+
+
+@contextmanager
+def unchanged(model: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
+    """What the block does to the model besides its parameters, and to random states, is undone."""
+    before, state = Snapshot(model), None if generator is None else generator.get_state()
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        before.restore()
+        if generator is not None and state is not None:
+            generator.set_state(state)

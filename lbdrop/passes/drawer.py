@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lbdrop.dropout import NoiseLayer
+from lbdrop.errors import DropoutError
 
-__all__ = ["Drawer", "IndependentMasks"]
+__all__ = ["Drawer", "IndependentMasks", "PlainMasks", "refuse_other_shape"]
 
 
 class Drawer:
@@ -15,6 +16,11 @@ class Drawer:
 
     generator: torch.Generator | None = None
     """What masks are drawn by; ``None`` for the global random state."""
+
+    @property
+    def as_layers_do(self) -> bool:
+        """Whether its one mask is what layers in training mode draw by themselves."""
+        return False
 
     def begin(self) -> None:
         """Forget what was drawn: the passes start again."""
@@ -27,8 +33,29 @@ class Drawer:
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         """The masks, (n, \\*shape). ``x`` is the layer's input, or (n, \\*input) where it depends on earlier masks."""
 
+    def logit(self, layer: NoiseLayer) -> Tensor:
+        """The logit that the layer's keep rate is made of where it scales by it."""
+        return layer.logit
+
     def seen(self, use: int, x: Tensor) -> None:
         """Another mask's input to the same use of a layer, where passes run one by one."""
+
+
+class PlainMasks(Drawer):
+    """One mask of each layer, by which weights are trained and rates are not; ``watched`` notes the layers reached."""
+
+    def __init__(self, generator: torch.Generator | None = None, watched: bool = False):
+        self.generator, self.watched = generator, watched
+
+    def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        return layer.draw(1, shape, x, self.generator)
+
+    @property
+    def as_layers_do(self) -> bool:
+        return self.generator is None and not self.watched
+
+    def logit(self, layer: NoiseLayer) -> Tensor:
+        return layer.logit.detach() if layer.estimated else layer.logit
 
 
 class IndependentMasks(Drawer):
@@ -42,3 +69,12 @@ class IndependentMasks(Drawer):
 
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         return layer.draw(self.masks, shape, x, self.generator)
+
+
+def refuse_other_shape(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """An error where a later pass asks for a mask of another shape than the first had there."""
+    if mask.shape != shape:
+        raise DropoutError(
+            "masks: the model took another path under another mask; want the same dropouts on the same shapes in every pass,"
+            f" got {tuple(mask.shape)} then {shape}; make its control flow independent of what a dropout returns"
+        )

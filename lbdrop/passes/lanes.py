@@ -46,6 +46,9 @@ class _LaneMasks:
         self.grad_enabled = torch.is_grad_enabled()
         self.lane: Tensor
 
+    def logit(self, layer: NoiseLayer) -> Tensor:
+        return self.drawer.logit(layer)
+
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         refuse_checkpoint(self.grad_enabled)
         self.reached.add(layer)

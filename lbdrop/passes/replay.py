@@ -16,9 +16,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lbdrop._torch import tree_flatten, tree_map, write_count
 from lbdrop.dropout import NoiseLayer
-from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
-from lbdrop.passes.drawer import Drawer
+from lbdrop.passes.drawer import Drawer, refuse_other_shape
 from lbdrop.sources import use_in
 
 __all__ = ["run_replay"]
@@ -58,6 +57,9 @@ class _PassMasks:
         self.index, self.uses = index, 0
         self.tape.begin()
 
+    def logit(self, layer: NoiseLayer) -> Tensor:
+        return self.drawer.logit(layer)
+
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         with self.tape.paused():
             refuse_checkpoint(self.grad_enabled)
@@ -70,12 +72,7 @@ class _PassMasks:
             else:
                 self.drawer.seen(use, x.detach())
             mask = self.stacks[use][self.index]
-            if mask.shape != layer.mask_shape(x):
-                raise DropoutError(
-                    "masks: the model took another path under another mask; want the same dropouts on the same shapes"
-                    f" in every pass, got {tuple(mask.shape)} then {layer.mask_shape(x)}; make its control flow independent"
-                    " of what a dropout returns"
-                )
+            refuse_other_shape(mask, layer.mask_shape(x))
         self.tape.taint(mask)
         return mask
 

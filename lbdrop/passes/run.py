@@ -21,7 +21,7 @@ from lbdrop.guards.snapshot import Snapshot
 from lbdrop.passes.drawer import Drawer
 from lbdrop.passes.lanes import run_lanes
 from lbdrop.passes.replay import run_replay
-from lbdrop.sources import use_in
+from lbdrop.sources import source_of, use_in
 
 __all__ = ["Drawer", "run"]
 
@@ -91,15 +91,24 @@ def _run_one(
 ) -> tuple[Output, set[NoiseLayer]]:
     """One mask needs no engine."""
     drawer.begin()
+    if drawer.as_layers_do and all(map(_draws_by_itself, layers)):
+        return _with_axis(function()), set(layers)
     source = _OneMask(drawer)
     with use_in(layers, source):
         output = function()
 
-    def add_axis(value: Any) -> Any:
-        return value.unsqueeze(0) if isinstance(value, Tensor) else value
+    return _with_axis(output), source.reached
 
-    # A tensor nearly always, and a search for tensors takes time.
-    return add_axis(output) if isinstance(output, Tensor) else tree_map(add_axis, output), source.reached
+
+def _draws_by_itself(layer: NoiseLayer) -> bool:
+    return layer.training and layer.generator is None and source_of(layer) is None
+
+
+def _with_axis(output: Any) -> Any:
+    """With a leading axis over one mask; a tensor nearly always, and a search for tensors takes time."""
+    if isinstance(output, Tensor):
+        return output.unsqueeze(0)
+    return tree_map(lambda value: value.unsqueeze(0) if isinstance(value, Tensor) else value, output)
 
 
 class _OneMask:
@@ -110,6 +119,9 @@ class _OneMask:
         self.reached: set[NoiseLayer] = set()
         # One mask of the global random state is drawn again by itself when a block is recomputed.
         self.grad_enabled = torch.is_grad_enabled() and drawer.generator is not None
+
+    def logit(self, layer: NoiseLayer) -> Tensor:
+        return self.drawer.logit(layer)
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
         refuse_checkpoint(self.grad_enabled)

@@ -1,5 +1,6 @@
 """Which rule an objective has, from its arguments; an argument that would change nothing is an error."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,8 +51,16 @@ def refuse_unused_arguments(model: nn.Module, rule: Rule | None, **arguments: An
         raise DropoutError(f"rule and {name}: want one of them, got both; {why}")
     if "steps" in given and "held_out" not in given:
         raise DropoutError("steps: want them with held_out alone, got no held_out; the bound needs no number of steps")
+    if (budget := arguments.get("budget")) is not None and not 1 < budget < math.inf:
+        raise DropoutError(
+            f"budget: want what a step may cost in plain steps, above 1, as 1.25 by default or 4 for little noise, got {budget}"
+        )
+    if {"budget", "estimator"} <= given:
+        raise DropoutError(
+            "budget and estimator: want one of them, got both; an estimator by name draws its masks in every step"
+        )
     follows = "held_out" in given or isinstance(rule, HeldOutRule)
-    if follows and (unused := given & {"estimator", "coupled"}):
+    if follows and (unused := given & {"budget", "estimator", "coupled"}):
         raise DropoutError(
             f"{sorted(unused)[0]}: want it where rates learn by an estimator, got a rule that moves rates by held-out data;"
             " leave it out"
@@ -65,5 +74,7 @@ def refuse_unused_arguments(model: nn.Module, rule: Rule | None, **arguments: An
         )
     if "coupled" in given and not learned:
         raise DropoutError("coupled: want it with learned Bernoulli dropouts, got a model without; leave it out")
-    if "estimator" in given and not learned:
-        raise DropoutError("estimator: want it with learned Bernoulli dropouts, got a model without; leave it out")
+    if not learned and (unused := given & {"budget", "estimator"}):
+        raise DropoutError(
+            f"{sorted(unused)[0]}: want it with learned Bernoulli dropouts, got a model without; leave it out"
+        )

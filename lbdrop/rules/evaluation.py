@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.estimators import Estimator
+from lbdrop.estimators import Estimator, get
 from lbdrop.guards import processes
 from lbdrop.guards.checkpointing import checkpoints_explained
 from lbdrop.guards.finite import Watch
+from lbdrop.guards.snapshot import unchanged
 from lbdrop.masks import Layout
+from lbdrop.passes.drawer import PlainMasks
+from lbdrop.passes.price import Plan, calls_on, count_pass, plan_for
 from lbdrop.passes.run import Drawer, run
 from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
 from lbdrop.step import Step
@@ -29,6 +32,9 @@ from lbdrop.step import Step
 __all__ = ["Evaluation", "Runner"]
 
 Losses = Callable[..., Tensor]
+WEIGHTS_ALONE = Plan(get("double-cv"), 0.0)
+"""Where no rate has a gradient."""
+SEEDS = 2**62 - 1
 
 
 class Runner:
@@ -36,7 +42,7 @@ class Runner:
 
     Args:
         model: the model as it was written, without wrappers.
-        estimator: draws the masks from which rates learn.
+        estimator: draws the masks from which rates learn, in every step; or how much a step may cost, in units of a plain one.
         masks: through how many masks weights are trained where no rate learns from them.
         coupled: whether the loss of one example depends on the masks of others; ``None`` finds out.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
@@ -47,7 +53,7 @@ class Runner:
     def __init__(
         self,
         model: nn.Module,
-        estimator: Estimator,
+        estimator: Estimator | float,
         masks: int = 1,
         coupled: bool | None = None,
         unreached: str = "error",
@@ -56,7 +62,10 @@ class Runner:
     ):
         check_unreached(unreached)
         self.model, self.layers = model, noise_layers(model)
-        self.estimator, self.masks, self.coupled = estimator, masks, coupled
+        self.plan, self.budget = (Plan(estimator, 1.0), None) if isinstance(estimator, Estimator) else (None, estimator)
+        self.masks, self.coupled = masks, coupled
+        self.seed: int | None = None
+        """What the processes that train together have in common in this step."""
         self.unreached, self.generator = unreached, generator
         self.watch = Watch(model, check)
         self.first_pass = True
@@ -67,18 +76,61 @@ class Runner:
 
     def evaluate(self, losses: Losses, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
         """Losses under the estimator's masks; their backward pass gives weights and rates their gradients."""
-        step = Step(learned_layers(self.model), estimator or self.estimator, self.generator, self.masks)
-        result = self.run(losses, step.masks, step)
-        learns = any(logit.requires_grad for logit in step.logits)
-        differentiated = torch.is_grad_enabled() and (result.requires_grad or learns)
+        layers = learned_layers(self.model)
+        learns = any(layer.logit.requires_grad for layer in layers.values())
+        plan = Plan(estimator, 1.0) if estimator else self.plan_of(losses, learns)
+        if self.first_pass and 0 < plan.share < 1:
+            self._try_step(Step(layers, plan.estimator, self.generator), losses)
+        step = Step(layers, plan.estimator, self.generator, self.masks, plan.share)
+        if plan.share == 1 or (plan.share and torch.is_grad_enabled() and self._toss() < plan.share):
+            result = self.run(losses, step.masks, step)
+        else:
+            result = self.run(losses, 1, PlainMasks(self.generator, watched=self.first_pass))
         self.watch.losses(result, losses)
-        if differentiated:
-            step.coupled = self._is_coupled(step, result, losses)
-            if not step.coupled:
-                self._check_examples(step, result)
+        if torch.is_grad_enabled() and (result.requires_grad or learns):
+            self._check(step, result, losses)
             result = step.weigh(result)
         step.release()
         return result
+
+    def _try_step(self, step: Step, losses: Losses) -> None:
+        """A step that leaves nothing behind, so that a mistake shows in the first, whether rates learn in it or not."""
+        with unchanged(self.model, self.generator):
+            result = self.run(losses, step.masks, step)
+            self.watch.losses(result, losses)
+            if result.requires_grad:
+                self._check(step, result, losses)
+            step.release()
+
+    def _check(self, step: Step, result: Tensor, losses: Losses) -> None:
+        if step.uses:
+            step.coupled = self._is_coupled(step, result, losses)
+            if not step.coupled:
+                self._check_examples(step, result)
+
+    def plan_of(self, losses: Losses, learns: bool = True) -> Plan:
+        """The plan: made at the first losses, where it depends on what they cost."""
+        if not learns and self.budget is not None:
+            return WEIGHTS_ALONE._replace(share=float(self.masks > 1))
+        if self.plan is None:
+            assert self.budget is not None
+            with functional_dropout(self.model, self.unreached), unchanged(self.model):
+                found = count_pass(lambda: losses(self.model), self.layers.values())
+            self.plan = plan_for(found, self.budget, calls_on(next(iter(self.layers.values())).logit.device))
+        return self.plan
+
+    def __repr__(self) -> str:
+        if self.plan is None:
+            return f"budget={self.budget}"
+        share = "" if self.plan.share == 1 else f", in {self.plan.share:.0%} of the steps"
+        return f"estimator={self.plan.estimator.name!r}{share}"
+
+    def _toss(self) -> float:
+        """A number from 0 to 1, the same in all processes where they have a seed in common."""
+        if self.seed is not None:
+            return float(torch.rand((), generator=torch.Generator().manual_seed(~self.seed & SEEDS)))
+        on_cpu = self.generator is not None and self.generator.device.type == "cpu"
+        return float(torch.rand((), generator=self.generator if on_cpu else None))
 
     def run(
         self, losses: Losses, masks: int, drawer: Drawer, layers: Collection[NoiseLayer] | None = None
@@ -155,7 +207,7 @@ class Runner:
                     "the loss of one example depends on the masks of others (BatchNorm in training mode behind a dropout,"
                     " or a batch_dim that is not the examples' axis): using the difference of batch totals, which is"
                     " exact but noisier",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         layouts = self._layouts[mode]
         for use, layout in zip(step.learned, layouts or (), strict=bool(layouts)):

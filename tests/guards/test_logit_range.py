@@ -17,7 +17,8 @@ def logits_after(kind: type[NoiseLayer], sign: float, turn: int = 40, steps: int
     """The logit after ``turn`` steps of an objective that drives it one way, and after the rest, which drive it back."""
     torch.manual_seed(0)
     layer = kind(None, 0.5, scale="none")
-    objective, x = Objective(nn.Sequential(layer, nn.Flatten()), examples=1_000_000), torch.ones(64, 4)
+    settings = {"estimator": "double-cv-4"} if layer.estimated else {}
+    objective, x = Objective(nn.Sequential(layer, nn.Flatten()), examples=1_000_000, **settings), torch.ones(64, 4)
     optimizer = torch.optim.Adam([layer.logit], 0.5, betas=(0.8, 0.8))
     logits = []
     for step in range(steps):

@@ -120,7 +120,7 @@ def test_open_ranks_are_as_many_as_the_task_has(seed: int) -> None:
     y = (net(x) + x @ change.T + noise * torch.randn(examples, 16)).detach()
     model = get_peft_model(net, LoraConfig(r=8, lora_alpha=8, target_modules=["0"]))  # pyright: ignore
     lbdrop.convert(model, rank_gates=5000.0, verbose=False)  # either direction is worth tens of thousands
-    objective = lbdrop.Objective(model, examples=examples)
+    objective = lbdrop.Objective(model, examples=examples, estimator="double-cv-4")
     optimizer = torch.optim.Adam(lbdrop.parameter_groups(model, lr=2e-2, rate_lr=1e-1))
     for _ in range(250):
         rows = torch.randint(0, examples, (50,))

@@ -90,7 +90,7 @@ def language(start: int, stop: int) -> dict[str, Tensor]:
 def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, train, test = bert(), texts.which_module(0, 250), texts.which_module(250, 280)
-    trainer = trained(model, tmp_path, train, rate_lr=3e-2, num_train_epochs=3, seed=1)
+    trainer = trained(model, tmp_path, train, rate_lr=3e-2, num_train_epochs=3, seed=1, estimator="double-cv-4")
     assert losses_of(trainer)[-1] < 0.6  # nats; log 3 = 1.10 is a guess
     assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.03
     known = lbdrop.predict(model, {key: test[key] for key in ("input_ids", "attention_mask")})
@@ -103,7 +103,8 @@ def test_bert_learns_its_rates_its_task_and_to_doubt_foreign_text(tmp_path: Path
 
 def test_causal_model_learns_to_continue_and_is_unsure_token_by_token(tmp_path: Path) -> None:
     model, test, strange = gpt2(), language(250, 280), texts.foreign()
-    trainer = trained(model, tmp_path, language(0, 250), rate_lr=3e-2, num_train_epochs=3, learning_rate=3e-2)
+    settings = {"rate_lr": 3e-2, "num_train_epochs": 3, "learning_rate": 3e-2, "estimator": "double-cv-4"}
+    trainer = trained(model, tmp_path, language(0, 250), **settings)
     assert losses_of(trainer)[-1] < 4.9  # nats a token; log 512 = 6.24 is a guess
     assert max(abs(layer.p - 0.1) for layer in learned_layers(model).values()) > 0.015
 
