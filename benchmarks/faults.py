@@ -1,4 +1,4 @@
-"""Faults on purpose: fit and score are killed, interrupted or short of disk, called again, and end as if nothing had been.
+"""Faults on purpose: commands are killed, interrupted or short of disk, called again, and end as if nothing had been.
 
 Each attempt is a process of its own that runs the real command and meets one fault:
 
@@ -7,11 +7,13 @@ Each attempt is a process of its own that runs the real command and meets one fa
     Ctrl-C      SIGINT at a random moment: exit code not 0, no traceback
     full disk   no file may grow beyond a random size: exit code 1 and one line
 
-After every fault the output must be the old one or the new one, byte for byte and never half of one. After a few of them the
-command is called undisturbed: parameters and scores must be those of a run that never stopped, to the last bit, and nothing
-may be left beside them. Attempts are forked from one process that has imported everything and computed nothing.
+The commands are ``fit``, ``score``, ``data prepare`` and ``report``, and ``save`` of a model. After every fault the output
+must be the old one or the new one, byte for byte and never half of one; of a report, which is many files, each of them. A file
+of the user's beside it must be what it was. After a few faults the command is called undisturbed: its output must be that of a
+run that never stopped, to the last bit, and nothing may be left beside it. Attempts are forked from one process that has
+imported everything and computed nothing.
 
-Run: ``python -m benchmarks.faults --kills 500``; the test suite does so with 20.
+Run: ``python -m benchmarks.faults --kills 500``; the test suite does so with 8.
 """
 
 import json
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import torch
 import typer
 from typer.testing import CliRunner
@@ -42,13 +45,27 @@ __all__ = ["main"]
 IN_A_ROW = 3
 """Faults of one piece of work, until it may finish."""
 FILE_OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree")
-COMMANDS = typer.main.get_command(app)
 SECONDS = 120
 """An attempt that takes longer hangs."""
+COMMANDS = typer.main.get_command(app)
+CLOCK = {"provenance", "seal", "date", "commit", "hardware", "seconds", "validation_seconds"}
+"""What of a JSON differs between runs."""
+MINE = "thesis.tex"
+"""A file of the user's beside the output."""
+
+
+class Save(click.Command):
+    """``save MODEL PLACE``, which is no command of lbdrop, as one."""
+
+    def main(self, args: Any = None, *_: Any, **__: Any) -> Any:
+        from lbdrop.recommend.recommender import Recommender
+
+        Recommender.load(args[1]).save(args[2])
+        raise SystemExit(0)
 
 
 def main(
-    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs of fit, and as many of score.")] = 200,
+    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs of each command.")] = 200,
     others: Annotated[
         int | None, typer.Option(min=0, help="Ctrl-Cs and full disks of each; a fifth of the kills.")
     ] = None,
@@ -60,13 +77,22 @@ def main(
     torch.set_num_threads(1)
     import lightning.fabric  # noqa: F401  # once, rather than in every attempt
 
-    CliRunner().invoke(app, ["recommend", "similar", "no model", "no item"])  # and what the command line itself imports
+    import experiments.report.compose
+    import experiments.toy.chapter  # noqa: F401
+
+    for words in (
+        ["recommend", "similar", "no model", "no item"],
+        ["data", "prepare", "own", "none"],
+        ["report", "none"],
+    ):
+        CliRunner().invoke(app, words)  # and what the command line itself imports
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         found = {}
         for verb, kinds in commands(folder).items():
-            found[verb] = campaign(kinds, folder / "work", kills, kills // 5 if others is None else others, draw)
+            rest = 0 if verb == "save" else kills // 5 if others is None else others  # it says nothing of other faults
+            found[verb] = campaign(kinds, folder / "work", kills, rest, draw)
             print(f"{verb}: {json.dumps(found[verb])}", flush=True)
     result = {"settings": {"kills": kills, "seed": seed}, **found, "provenance": provenance()}
     print(f"JSON: {write_json(out or Path(__file__).parent / 'results' / 'faults.json', result)}")
@@ -81,6 +107,8 @@ class Command:
 
     words: list[str]
     output: str
+    at_once: bool = True
+    """Whether the whole output is replaced at once, or each of its files."""
     expected: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     operations: int = 0
@@ -104,6 +132,12 @@ def commands(folder: Path) -> dict[str, list[Command]]:
         ],
     }
     _expect(Command([*fit, "--seed", "7", "--out"], "model"), folder / "older")  # stands there before some of the work
+    record = Path(__file__).parent.parent / "experiments" / "toy" / "results" / "toy.json"
+    made |= {
+        "prepare": [Command(["data", "prepare", "own", str(folder / "likes.csv"), "--out"], "data")],
+        "report": [Command(["report", str(record), "--out"], "page", at_once=False)],
+        "save": [Command(["save", str(folder / "model")], "copy")],
+    }
     for kinds in made.values():
         for command in kinds:
             _expect(command, folder / "undisturbed")
@@ -127,19 +161,19 @@ def _expect(command: Command, place: Path) -> None:
 def content(path: Path) -> dict[str, Any]:
     """Names and bytes of an output; of JSON what does not depend on the clock."""
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    found: dict[str, Any] = {}
-    for each in files:
-        if each.suffix == ".json":
-            header = json.loads(each.read_text())
-            for written in ("provenance", "seal"):
-                header.pop(written)
-            for epoch in header["history"]["epochs"]:
-                for clock in ("seconds", "validation_seconds"):
-                    epoch.pop(clock, None)
-            found[each.name] = header
-        else:
-            found[each.name] = each.read_bytes()
-    return found
+    whole = (each for each in files if not each.name.endswith(".part"))  # which the next run removes
+    return {
+        each.name: _clockless(json.loads(each.read_text())) if each.suffix == ".json" else each.read_bytes()
+        for each in whole
+    }
+
+
+def _clockless(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_clockless(each) for each in tree]
+    return (
+        {name: _clockless(each) for name, each in tree.items() if name not in CLOCK} if isinstance(tree, dict) else tree
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ attempts
@@ -199,7 +233,9 @@ def _run(
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         count = _operations(place, at_operation, counted) if at_operation is not None else None
         try:
-            COMMANDS.main([*command.words, str(place / command.output)])
+            (Save("save") if command.words[0] == "save" else COMMANDS).main(
+                [*command.words, str(place / command.output)]
+            )
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         if counted is not None and count is not None:
@@ -255,9 +291,11 @@ def campaign(kinds: list[Command], place: Path, kills: int, others: int, draw: r
             # What is left to do takes less and less time.
             ended = _meet(fault, command, place, draw, 1 / (1 + before_it))
             there = content(place / command.output) if (place / command.output).exists() else None
-            assert there in (before, command.expected), (
-                f"{command.words} after {fault}: neither the old output nor the new"
-            )
+            right = (there or None) in (before, command.expected)
+            if not command.at_once:
+                right = all(command.expected.get(name) == data for name, data in (there or {}).items())
+            assert right, f"{command.words} after {fault}: neither the old output nor the new"
+            assert (place / MINE).read_text() == MINE, f"{command.words} after {fault}: the user's file is another"
             checked["outputs after a fault, whole"] += 1
             kept = [*place.glob("*.unfinished/epoch-?????"), *place.glob("*.unfinished/*/parts/part-?????.parquet")]
             checked["states left by a fault"] += bool(kept)
@@ -273,7 +311,8 @@ def campaign(kinds: list[Command], place: Path, kills: int, others: int, draw: r
             f"{command.words} after {dict(met)}: exit code {ended}, {place.with_name('said').read_text()}"
         )
         assert content(place / command.output) == command.expected, f"{command.words}: another result"
-        assert os.listdir(place) == [command.output], f"{command.words}: left {os.listdir(place)}"
+        left = sorted(each.name for each in (*place.iterdir(), *place.rglob("*.part")))
+        assert left == sorted((command.output, MINE)), f"{command.words}: left {left}"
         checked["results the same to the last bit"] += 1
     operations.pop("", None)
     return {"faults": dict(met), "operations killed at": dict(operations), "checked": dict(checked)}
@@ -311,6 +350,7 @@ def _meet(fault: str, command: Command, place: Path, draw: random.Random, share:
 def _fresh(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
+    (place / MINE).write_text(MINE)
 
 
 if __name__ == "__main__":

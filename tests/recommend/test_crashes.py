@@ -1,4 +1,4 @@
-"""Fit and score resume after kills at random moments and at their writes, with the same bits."""
+"""Commands resume after kills at random moments and at their writes, with the same bits."""
 
 import json
 import os
@@ -14,22 +14,32 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.data.shop import generate_shop
 
-KILLS = int(os.environ.get("LBDROP_KILLS", "20"))
-"""SIGKILLs of each of the two; more in a night than in a test."""
+KILLS = int(os.environ.get("LBDROP_KILLS", "8"))
+"""SIGKILLs of each of the five; more in a night than in a test."""
 
 
 @pytest.mark.process
-def test_fit_and_score_survive_twenty_kills_each_bit_for_bit(tmp_path: Path) -> None:
+def test_commands_survive_kills_bit_for_bit(tmp_path: Path) -> None:
     # In a process of its own, which forks: here polars has run and a fork would wait for its threads for ever.
-    call = [sys.executable, "-m", "benchmarks.faults", "--kills", str(KILLS), "--out", str(tmp_path / "faults.json")]
+    call = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults",
+        "--kills",
+        str(KILLS),
+        "--others",
+        "1",
+        "--out",
+        str(tmp_path / "faults.json"),
+    ]
     ran = subprocess.run(call, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-3000:]
     found = json.loads((tmp_path / "faults.json").read_text())
-    for verb in ("fit", "score"):
+    for verb in ("fit", "score", "prepare", "report", "save"):
         faults, checked = found[verb]["faults"], found[verb]["checked"]
         assert faults["moment"] + faults["operation"] == KILLS
         assert sum(found[verb]["operations killed at"].values()) == faults["operation"]
-        assert checked["states left by a fault"] > 0
+        assert checked["states left by a fault"] > 0 or verb not in ("fit", "score")
         assert checked["results the same to the last bit"] > 0
 
 
