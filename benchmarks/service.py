@@ -4,7 +4,9 @@ The service runs as users run it, a process of its own on 127.0.0.1. Clients are
 connections that stay open; each asks for the ten best items of a user, as soon as its last question is answered. A level is
 a number of clients. Every answer is checked: the first to a question against ``Recommender.recommend`` of the same folder (the
 same items, or others of equal scores; scores and uncertainty to 1e-4), the others byte for byte against the first. Then
-50,000 requests in a row from sixteen clients, with the server's resident memory (VmRSS) read every thousand.
+50,000 requests in a row from sixteen clients, with the server's resident memory (VmRSS) read every thousand. At last 64 clients
+for a minute while a thousand others have sent half a request and wait; before and after that without them, for comparison. Then
+64 clients once more, and SIGTERM in the middle: what was asked before has to be answered.
 
 Clients and server share the machine's cores, so these rates are those of a machine that has both.
 
@@ -15,6 +17,7 @@ import asyncio
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +36,7 @@ from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.data.prepared import load_prepared
 from lbdrop.recommend.data.shop import generate_shop
+from lbdrop.serve.connections import descriptors_for_connections
 
 __all__ = ["main"]
 
@@ -48,6 +52,8 @@ def main(
     total: Annotated[int, typer.Option(min=1, help="Requests in a row while memory is watched.")] = 50_000,
     epochs: Annotated[int, typer.Option(min=1, help="Of the model that is served.")] = 3,
     users: Annotated[int, typer.Option(min=1, help="Users asked about.")] = 1_000,
+    idle: Annotated[int, typer.Option(min=1, help="Clients that never end their request.")] = 1_000,
+    seconds: Annotated[float, typer.Option(help="Beside these, how long 64 others ask.")] = 60.0,
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
 ) -> None:
     """Requests a second, waiting times, losses and memory."""
@@ -58,11 +64,14 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder) / "model")
         checked = Checked.of(model, users)
-        with serving(Path(folder) / "model") as server:
+        with serving(Path(folder) / "model", Path(folder) / "log") as server:
             for level in (64, 16, 1):  # warm up: memory taken, every question asked once
                 asyncio.run(load(server.port, level, max(users, level), checked))
             levels = [measure(server, level, requests, checked) for level in clients or (1, 16, 64)]
             memory = watch(server, total, checked)
+            beside_idle = asyncio.run(beside(server, idle, seconds, checked))
+            beside_idle["lost_at_sigterm"] = asyncio.run(stopped(server, checked))
+        beside_idle["log_bytes"] = (Path(folder) / "log").stat().st_size
     for level in levels:
         console.print(
             f"{level['clients']:>3} clients: {level['requests_per_second']:,.0f} requests/s, median"
@@ -77,9 +86,14 @@ def main(
                      "samples": model.samples(), "epochs": epochs},
         "levels": levels,
         "memory": memory,
+        "idle": beside_idle,
         "checked": {"answers": checked.answers, "wrong": checked.wrong, "largest_difference": checked.difference},
         "provenance": provenance(),
     }  # fmt: skip
+    console.print(
+        f"64 clients beside {idle:,} idle ones for {seconds:g} s: 99 % within {beside_idle['p99_ms']:.1f} ms, without these"
+        f" {beside_idle['p99_without_ms']:.1f}; lost at SIGTERM: {beside_idle['lost_at_sigterm']}"
+    )
     path = out or Path(__file__).parent / "results" / "service.json"
     console.print(f"JSON: {write_json(path, result)}", soft_wrap=True)
     if checked.wrong:
@@ -106,9 +120,10 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path) -> Iterator[Server]:
+def serving(model: Path, log: Path) -> Iterator[Server]:
     """The service in a process of its own, until the end of the block."""
-    with subprocess.Popen([*START, str(model), "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+    command = [*START, str(model), "--port", "0"]
+    with log.open("w") as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -253,6 +268,68 @@ def measure(server: Server, clients: int, requests: int, checked: Checked) -> di
         "max_ms": float(waits.max()),
         "server_processor_ms": used / requests * 1e3,
     }
+
+
+async def beside(server: Server, idle: int, seconds: float, checked: Checked, clients: int = 64) -> dict[str, Any]:
+    """Waits of busy clients for so long, while others send half a head and again whenever they are cut off."""
+    waiting: set[asyncio.StreamWriter] = set()
+    cut = 0
+
+    async def half() -> None:
+        nonlocal cut
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            waiting.add(writer)
+            try:
+                writer.write(b"GET /items HTTP/1.1\r\nHost: loc")
+                await reader.read()
+            except OSError:
+                pass
+            finally:
+                waiting.discard(writer)
+                writer.close()
+            cut += 1
+
+    async def asked(how_long: float) -> np.ndarray:
+        until, waits = time.perf_counter() + how_long, []
+        while time.perf_counter() < until:
+            waits += await load(server.port, clients, 10 * clients, checked)
+        return np.array(waits) * 1e3
+
+    descriptors_for_connections()  # raises their limit
+    before = checked.answers
+    first, start = await asked(seconds / 4), server.resident()
+    others = [asyncio.create_task(half()) for _ in range(idle)]
+    while len(waiting) < idle * 0.9:
+        await asyncio.sleep(0.05)
+    with_them, most = await asked(seconds), server.resident()
+    open_at_the_end = len(waiting)
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(1)
+    without = np.concatenate([first, await asked(seconds / 4)])
+    return {
+        "idle_clients": idle, "open_at_the_end": open_at_the_end, "cut_off": cut, "clients": clients, "seconds": seconds,
+        "requests": len(with_them), "answered": checked.answers - before, "asked": len(with_them) + len(without),
+        "p50_ms": float(np.percentile(with_them, 50)), "p99_ms": float(np.percentile(with_them, 99)),
+        "p50_without_ms": float(np.percentile(without, 50)), "p99_without_ms": float(np.percentile(without, 99)),
+        "memory_growth_mib": most - start,
+    }  # fmt: skip
+
+
+async def stopped(server: Server, checked: Checked, clients: int = 64) -> int:
+    """Requests that were sent before SIGTERM and got no answer."""
+    connections = [await Connection.open(server.port) for _ in range(clients)]
+    asked = [asyncio.create_task(each.ask(checked.requests[0])) for each in connections]
+    await asyncio.sleep(0)  # all are written
+    os.kill(server.pid, signal.SIGTERM)
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    return sum(isinstance(each, BaseException) or each[0] != 200 for each in ended)
 
 
 def watch(server: Server, total: int, checked: Checked, clients: int = 16) -> dict[str, Any]:

@@ -12,13 +12,17 @@ from lbdrop.recommend.data.shop import generate_shop
 
 @pytest.mark.process
 def test_small_run_loses_no_answer_and_records_rates_waits_and_memory(tmp_path: Path) -> None:
-    main(data="shop", clients=[1, 3], requests=20, total=40, epochs=1, users=15, out=tmp_path / "service.json")
+    main(data="shop", clients=[1, 3], requests=20, total=40, epochs=1, users=15, idle=20, seconds=0.5,
+         out=tmp_path / "service.json")  # fmt: skip
     record = json.loads((tmp_path / "service.json").read_text())
     assert [level["clients"] for level in record["levels"]] == [1, 3]
     assert all(level["answered"] == 20 and 0 < level["p50_ms"] <= level["p99_ms"] for level in record["levels"])
     assert record["checked"]["wrong"] == 0
     assert record["checked"]["answers"] >= 80
     assert len(record["memory"]["resident_mib"]) > 2
+    idle = record["idle"]
+    assert (idle["open_at_the_end"], idle["lost_at_sigterm"], idle["log_bytes"]) == (20, 0, 0)
+    assert idle["answered"] == idle["asked"] >= 640
     assert {"commit", "hardware", "versions"} <= set(record["provenance"])
 
 
