@@ -329,6 +329,9 @@ async def stopped(server: Server, checked: Checked, clients: int = 64) -> int:
     await asyncio.sleep(0)  # all are written
     os.kill(server.pid, signal.SIGTERM)
     ended = await asyncio.gather(*asked, return_exceptions=True)
+    for each in connections:
+        each.close()
+    await asyncio.sleep(0.1)  # until they are
     return sum(isinstance(each, BaseException) or each[0] != 200 for each in ended)
 
 
