@@ -13,16 +13,17 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, first_line
 from lbdrop.io.files import check_plain
 from lbdrop.io.records import package_version, parse_json
 
-__all__ = ["Kind", "faults_of_files", "header_of", "is_ours", "read_header", "sealed", "write_header"]
+__all__ = ["Kind", "faults_of_files", "header_of", "is_ours", "read_header", "reading", "sealed", "write_header"]
 
 MAX_HEADER = 1 << 24
 BLANK = "0" * 64
@@ -132,6 +133,17 @@ def faults_of_files(folder: Path, kind: Kind, header: Json) -> Iterator[str]:
                 yield f"{path}: want {entry['bytes']!r:.60} bytes, got {size:,}: cut off, or of another folder"
             elif entry is not None and (not isinstance(entry, dict) or entry.get("sha256") != _digest(path)):
                 yield f"{path}: want what was saved, got another content (its SHA-256 differs)"
+
+
+@contextmanager
+def reading(path: Path, again: str) -> Iterator[None]:
+    """One line that names ``path`` for whatever a file raises that is damaged, or forged and sealed again."""
+    try:
+        yield
+    except DropoutError:
+        raise
+    except Exception as error:  # such files fail in many ways
+        raise DropoutError(f"{path}: cannot be read ({first_line(error)}); {again}") from error
 
 
 def is_ours(folder: Path, kind: Kind) -> bool:

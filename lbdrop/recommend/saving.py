@@ -11,15 +11,12 @@ and ranges are checked before anything is built from a file.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as pack_arrays
 from safetensors.torch import load_file, save
@@ -28,7 +25,7 @@ from torch import Tensor
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import PART, replacing
-from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
+from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
 from lbdrop.recommend.answer.tables import LIBRARIES
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
@@ -106,7 +103,7 @@ def write(folder: Path, saved: Saved) -> None:
 def read(folder: Path) -> Saved:
     """Read and check a folder; :func:`rebuild` checks whether the tensors fit the method."""
     header = _header(folder)
-    with _one_line_errors(folder, ITEMS):
+    with reading(folder / ITEMS, KIND.again):
         _check_rows(header, "items", check_ids_fit(folder / ITEMS, folder / WEIGHTS, 4))
         with panics_as_errors():
             table = pl.read_parquet(folder / ITEMS)
@@ -116,14 +113,14 @@ def read(folder: Path) -> Saved:
             raise ValueError("likes that are not counts")
     interactions = None
     if header["users"] is not None:
-        with _one_line_errors(folder, USERS):
+        with reading(folder / USERS, KIND.again):
             _check_rows(header, "users", check_ids_fit(folder / USERS, folder / HISTORIES, 8))
             with panics_as_errors():
                 users = pl.read_parquet(folder / USERS)["user_id"]
             _check_ids(users, folder / USERS)
-        with _one_line_errors(folder, HISTORIES):
+        with reading(folder / HISTORIES, KIND.again):
             interactions = Interactions(_rows(load_arrays(folder / HISTORIES), len(users), len(items)), users, items)
-    with _one_line_errors(folder, WEIGHTS):
+    with reading(folder / WEIGHTS, KIND.again):
         # Earlier versions had responses to other rates; they answered only while rates were learned.
         tensors = {name: tensor for name, tensor in load_file(folder / WEIGHTS).items() if ".response." not in name}
     return Saved(header, tensors, items, likes, interactions)
@@ -143,7 +140,7 @@ def rebuild(
     users = found.get(f"{prefix}encoder.user", (0,))[0]
     _check_work(folder, choice.settings, len(found))
     with (
-        _one_line_errors(folder, HEADER),
+        reading(folder / HEADER, KIND.again),
         torch.device("meta"),
     ):  # shapes first: a wrong number in the file must not take memory
         wanted = VAE(items, choice.settings, users).state_dict()
@@ -214,7 +211,7 @@ def _check_work(folder: Path, settings: Settings, tensors: int) -> None:
 def _header(folder: Path) -> dict[str, Any]:
     kinds = {"method": str, "settings": dict, "seed": int, "library": str, "items": int, "users": (int, type(None)),
              "at_least": (int, float, type(None)), "history": (dict, type(None))}  # fmt: skip
-    with _one_line_errors(folder, HEADER):
+    with reading(folder / HEADER, KIND.again):
         header = read_header(folder, KIND)
         for name, kind in kinds.items():
             if name not in header or not isinstance(header[name], kind) or isinstance(header[name], bool):
@@ -257,18 +254,3 @@ def _rows(arrays: dict[str, np.ndarray], users: int, items: int) -> csr_array:
     rows.sum_duplicates()
     rows.data[:] = 1.0
     return rows
-
-
-@contextmanager
-def _one_line_errors(folder: Path, name: str) -> Iterator[None]:
-    """Turn errors about a file into one line that names it."""
-    try:
-        yield
-    except DropoutError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DropoutError(f"{folder}: want a saved recommender, got no {name} there; see Recommender.save") from error
-    except (OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OverflowError, MemoryError,
-            SafetensorError, pl.exceptions.PolarsError) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DropoutError(f"{folder / name}: cannot be read ({reason}); save the model again") from error

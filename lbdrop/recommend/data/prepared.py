@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from scipy.sparse import csr_array
 
-from lbdrop.errors import DropoutError, first_line
+from lbdrop.errors import DropoutError
 from lbdrop.io.files import PART, replacing
-from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
+from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
@@ -99,7 +99,7 @@ def load_rows(folder: str | Path, device: torch.device | str | None = None, resi
 @contextmanager
 def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
     """Manifest, indptr, indices, values, users and items of a folder; an error unless they match the manifest."""
-    try:
+    with reading(folder, KIND.again):
         manifest = read_header(folder, KIND)
         _check_manifest(manifest)
         for file in (USERS, ITEMS):
@@ -116,19 +116,6 @@ def _checked(folder: Path) -> Iterator[tuple[Any, ...]]:
         if not whole or (np.diff(indptr) < 0).any() or not _within(indices, len(items["item_id"])):
             raise ValueError(f"likes that do not fit {len(users):,} users and {len(items):,} items")
         yield manifest, indptr, indices, arrays.get("values"), users, items
-    except FileNotFoundError as error:
-        raise DropoutError(
-            f"{folder}: want a prepared data set, got no {Path(str(error.filename)).name} there; run lbdrop data prepare"
-        ) from error
-    except (
-        OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OverflowError, MemoryError,
-        SafetensorError, pl.exceptions.PolarsError,
-    ) as error:  # fmt: skip
-        if isinstance(error, DropoutError):
-            raise
-        raise DropoutError(
-            f"{folder}: want a prepared data set, got {type(error).__name__} ({first_line(error)}); prepare it again"
-        ) from error
 
 
 def _check_manifest(manifest: Any) -> None:

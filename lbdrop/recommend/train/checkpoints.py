@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import PART, remove, replacing
-from lbdrop.io.manifest import Kind, is_ours, read_header, write_header
+from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
 
 __all__ = ["KIND", "WORK", "fingerprint", "load", "newest", "number", "save"]
 
@@ -83,22 +82,8 @@ def load(
     """
     if (state := newest(folder)) is None:
         return None
-    try:
+    with reading(state, KIND.again):
         return _load(folder, state, model, optimizer, json.loads(json.dumps(identity)))
-    except (
-        OSError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        if isinstance(error, DropoutError):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DropoutError(f"{state}: cannot be read ({reason}); {KIND.again}") from error
 
 
 def newest(folder: Path) -> Path | None:
