@@ -191,6 +191,7 @@ def remove_forward_hooks(module: nn.Module, *functions: Callable[..., Any]) -> N
         for key in [key for key, hook in table.items() if hook in functions]:
             del table[key]
             module._forward_hooks_always_called.pop(key, None)
+            module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def bare_module(kind: type[Module], like: nn.Module, without: Collection[str] = ()) -> Module:

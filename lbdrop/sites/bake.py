@@ -16,8 +16,9 @@ from lbdrop.sites.graph import HOMOGENEOUS, Neighbours, neighbours
 from lbdrop.sites.lora import GatedRanks
 from lbdrop.sites.modules import Inserted
 from lbdrop.sites.recurrent import LearnableRecurrent
+from lbdrop.sites.skips import forget_skips
 
-__all__ = ["bake"]
+__all__ = ["bake", "copied"]
 
 WRAPPERS = (LearnableAttention, LearnableRecurrent, GatedRanks)
 """Each folds its own dropout, by ``plain()``."""
@@ -40,9 +41,15 @@ def bake(model: nn.Module) -> Any:
           (2): Linear(in_features=8, out_features=2, bias=True)
         )
     """
-    model = copy.deepcopy(uncompiled(model)).eval()
+    model = copied(uncompiled(model)).eval()
     gains = {name: layer.gain() for name, layer in noise_layers(model).items()}
     return unwrap(fold(model, gains))
+
+
+def copied(model: nn.Module) -> Any:
+    """A copy, also of a model that keeps results of its last pass, which have a history and cannot be copied with it."""
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
 
 def fold(model: Any, gains: dict[str, Tensor]) -> Any:
@@ -64,6 +71,7 @@ def unwrap(model: Any) -> Any:
     plain = {name: module.plain() for name, module in model.named_modules() if isinstance(module, WRAPPERS)}
     model = replace_modules(model, plain)
     model = replace_modules(model, {n: m[0] for n, m in model.named_modules() if isinstance(m, Inserted)})
+    forget_skips(model)
     forget_draws(model)
     return model
 

@@ -14,6 +14,7 @@ from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, Regula
 from lbdrop.sites.draws import Found, answer_draws, find_draws, forget_draws
 from lbdrop.sites.example import Example, Run, example_pass, random_draws, reached_modules, same_outputs, undisturbed
 from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites, unreachable_modules
+from lbdrop.sites.skips import Skip, answer_skips, find_skips, forget_skips
 from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
 
 __all__ = ["Per", "Scheme", "convert", "replace_modules"]
@@ -89,6 +90,7 @@ def convert(
     sites, idle = module_sites(model, rate)
     shown = example_pass(model, example)
     draws: list[Found] = []
+    skips: list[Skip] = []
     dead: list[str] = []
     if shown is not None:
         try:
@@ -96,6 +98,7 @@ def convert(
             skip = {site.name for site in sites} | {*dead, *idle}
             with undisturbed(model):
                 draws = find_draws(model, shown.run, skip)
+            skips = find_skips(model, shown.run)
         except DropoutError:
             raise
         except Exception as error:
@@ -114,7 +117,7 @@ def convert(
         report_unreachable(
             f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached
         )
-    if not sites and not draws:
+    if not sites and not draws and not any(skip.site.rate for skip in skips):
         hint = f"; those at {idle} have rate 0, pass rate=0.5 to switch them on" if idle else ""
         if shown is None:
             hint += "; if its dropout is in a function, pass example=x, a batch that it can be called with"
@@ -124,19 +127,23 @@ def convert(
             f" place{hint}"
         )
     units = count_units(model, sites, example) if per == "unit" else {}
-    units |= {site.name: site.units for site in draws}
+    units |= {site.name: site.units for site in draws if site.units}
     maker = Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
     originals = {id(new[site.name]): model.get_submodule(site.name) for site in sites}
     before = None if shown is None else _in_eval(model, shown.run)
     model = replace_modules(model, new)
     try:
-        answer_draws(model, draws, lambda site: maker.at(site)(**site.settings))
+        make = lambda site: maker.at(site)(**site.settings)  # noqa: E731
+        answer_draws(model, draws, make)
+        if shown is not None:
+            answer_skips(model, shown.run, skips, make)
         _share(model, share)
         if shown is not None:
             same = not after and scale == "inverted" and rank_gates is None  # else the outputs are meant to change
             _check(model, shown.run, before if same else None, unreached)
     except BaseException:
+        forget_skips(model)
         forget_draws(model, checked=False)
         _put(model, originals)  # not by name: a module that was put behind another has changed the names inside of that
         raise
@@ -168,9 +175,9 @@ def _check(model: nn.Module, run: Run, before: Any, unreached: str) -> None:
     with deterministic(model):
         left = random_draws(model, run)
     if left:
-        report_unreachable(
-            f"{type(model).__name__} draws at random outside of its dropouts: {left[:6]}", REPAIR, unreached
-        )
+        what = f"{type(model).__name__} draws at random outside of its dropouts: {left[:6]}"
+        repair = "if it is dropout, write it with F.dropout or switch it off in the model's configuration"
+        report_unreachable(what, repair, unreached)
 
 
 def replace_modules(model: Any, new: Mapping[str, nn.Module]) -> Any:

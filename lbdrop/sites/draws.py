@@ -25,7 +25,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import inside_checkpoint
 from lbdrop.sources import source_of
 
-__all__ = ["NAME", "Draws", "Found", "answer_draws", "find_draws", "forget_draws", "innermost_module"]
+__all__ = ["NAME", "Draws", "Found", "answer_draws", "draws_of", "find_draws", "forget_draws", "innermost_module", "is_coin"]
 
 NAME = "learned_draws"
 """The child of a module that holds the dropouts of its draws."""
@@ -80,6 +80,9 @@ def _dropout(func: Any, args: Any, kwargs: Any) -> Call:
     in_place = bool(given.get("inplace")) or func is torch.dropout_
 
     def answer(layer: NoiseLayer) -> Tensor:
+        if x.dim() == 1:  # a number for each edge of a graph
+            dropped = layer(x.unsqueeze(-1)).squeeze(-1)
+            return x.copy_(dropped) if in_place else dropped
         if not in_place:
             return layer(x)
         before = x.clone()  # the gradient of the rate needs it
@@ -164,6 +167,11 @@ READERS: dict[Any, Callable[[Any, Any, Any], Call | None]] = {
 }
 
 
+def is_coin(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call tosses a coin for everything at once, as LayerDrop does."""
+    return func is torch.rand and (kwargs.get("size", args[0] if args else None) in ((), [], torch.Size()))
+
+
 def innermost_module() -> nn.Module | None:
     """The module of whose methods the caller's code is, by the frames of the call."""
     frame: FrameType | None = sys._getframe(1)
@@ -197,6 +205,8 @@ class _Finder(TorchFunctionMode):
             assert inside is not None
             with self:
                 return inside(*args, **kwargs)
+        if is_coin(func, args, kwargs):
+            return torch.ones(())  # no layer is skipped: all draws are to be seen
         call = call_of(func, args, kwargs)
         module = None if call is None else innermost_module()
         if call is not None and module is not None and module in self.names:
@@ -242,7 +252,8 @@ def find_draws(model: nn.Module, run: Callable[[], Any], skip: Collection[str]) 
                 f"{name}: want the same calls of dropout in training and in evaluation, got {key} in training alone;"
                 " call it always, as in F.dropout(x, p, training=self.training)"
             )
-        units = call.x.shape[1 if call.settings.get("channels") else call.settings.get("unit_dim", -1)]
+        axis = 1 if call.settings.get("channels") else call.settings.get("unit_dim", -1)
+        units = call.x.shape[axis] if call.x.dim() > 1 else 1
         found.append(Found(name, key, call.rate, units, call.settings))
     return found
 
@@ -250,13 +261,17 @@ def find_draws(model: nn.Module, run: Callable[[], Any], skip: Collection[str]) 
 class Draws(nn.Module):
     """The learned dropouts of one module's draws, by their keys; a child of that module."""
 
+    coins = False
+    """Whether the coins that the module tosses, to skip layers, are answered too: it skips none (:mod:`lbdrop.sites.skips`)."""
+
 
 class _Answers(TorchFunctionMode):
     """Answers the draws of one call of a module by its learned dropouts."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.module, self.layers = module, dict(module.get_submodule(NAME).named_children())
+        draws = draws_of(module)
+        self.module, self.coins, self.layers = module, draws.coins, dict(draws.named_children())
         self.counts: Counter[str] = Counter()
         self.outside_checkpoint = torch.is_grad_enabled() and not inside_checkpoint()
 
@@ -269,6 +284,8 @@ class _Answers(TorchFunctionMode):
                 given |= {"training": True, "dropout_p": 0.5}  # it draws in training alone; the draw itself is answered
             with self:
                 return inside(**given)
+        if self.coins and is_coin(func, args, kwargs) and innermost_module() is self.module:
+            return torch.ones(())
         call = call_of(func, args, kwargs)
         if call is None or innermost_module() is not self.module:
             return func(*args, **kwargs)
@@ -313,14 +330,21 @@ def _leave(module: nn.Module, _: Any, output: Any) -> None:
         stack.pop()[1].close()
 
 
+def draws_of(module: nn.Module) -> Draws:
+    """The learned dropouts of a module's draws; from the first call on, they answer them."""
+    if not hasattr(module, NAME):
+        module.add_module(NAME, Draws())
+        module.register_forward_pre_hook(_enter)
+        module.register_forward_hook(_leave, always_call=True)
+    draws = module.get_submodule(NAME)
+    assert isinstance(draws, Draws)
+    return draws
+
+
 def answer_draws(model: nn.Module, found: list[Found], make: Callable[[Found], NoiseLayer]) -> None:
     """Give the draws that were found learned dropouts, as children of their modules."""
     for site in found:
         module = model.get_submodule(site.module)
-        if not hasattr(module, NAME):
-            module.add_module(NAME, Draws())
-            module.register_forward_pre_hook(_enter)
-            module.register_forward_hook(_leave, always_call=True)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         layer = make(site).to(device).train(module.training)
         if site.key.startswith("mask") and layer.scale != "inverted":
@@ -328,7 +352,7 @@ def answer_draws(model: nn.Module, found: list[Found], make: Callable[[Found], N
                 f"{site.name}: want scale='inverted' for a mask that the model draws and scales by itself, got"
                 f" {layer.scale!r}; convert with scale='inverted'"
             )
-        module.get_submodule(NAME).add_module(site.key, layer)
+        draws_of(module).add_module(site.key, layer)
 
 
 def forget_draws(model: nn.Module, checked: bool = True) -> None:

@@ -1,6 +1,5 @@
 """Remove the units that training has nearly switched off."""
 
-import copy
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from lbdrop._torch import uncompiled
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.sites.bake import TRANSPOSED, fold, tied, unwrap
+from lbdrop.sites.bake import TRANSPOSED, copied, fold, tied, unwrap
 from lbdrop.sites.graph import Neighbours, neighbours
 from lbdrop.sites.lora import RankGate, cut_ranks
 
@@ -35,7 +34,7 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
     """
     if not 0 < threshold < 1:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
-    model = copy.deepcopy(uncompiled(model)).eval()
+    model = copied(uncompiled(model)).eval()
     layers = {name: layer for name, layer in noise_layers(model).items() if not isinstance(layer, RankGate)}
     kept = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
     empty = [name for name, units in kept.items() if not units.any()]

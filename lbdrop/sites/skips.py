@@ -1,0 +1,132 @@
+"""LayerDrop: layers that a model skips by the toss of a coin become residual branches, each with a learned rate.
+
+$$ y = x + z\\,(f(x) - x) / \\text{keep}, \\qquad z \\sim \\mathrm{Ber}(\\text{keep}) $$
+
+The model's own coin, ``torch.rand([]) < rate``, is answered so that no layer is skipped; a mask of one element per example
+drops what the layer adds. Fan et al., Reducing Transformer Depth on Demand with Structured Dropout, 2020.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lbdrop._torch import remove_forward_hooks, tree_flatten
+from lbdrop.dropout import NoiseLayer
+from lbdrop.sites.draws import NAME, Draws, Found, draws_of, innermost_module, is_coin
+from lbdrop.sites.example import Run, same_outputs, undisturbed
+from lbdrop.sources import use_in
+
+__all__ = ["Skip", "answer_skips", "find_skips", "forget_skips"]
+
+KEY = "branch"
+COMPARISONS = {Tensor.lt, Tensor.__lt__, Tensor.le, Tensor.__le__, torch.lt, torch.le}
+
+
+class Skip(NamedTuple):
+    """A layer that is skipped by chance: who tosses the coin, and the layer as a site."""
+
+    tosser: str
+    site: Found
+
+
+class _Coins(TorchFunctionMode):
+    """Lands every coin on one side, and notes who tossed it, at which rate, and which module came next inside of that."""
+
+    def __init__(self, model: nn.Module, side: float):
+        super().__init__()
+        self.names = {module: name for name, module in model.named_modules()}
+        self.side = side
+        self.last: tuple[nn.Module, Tensor] | None = None
+        self.rate = 0.0
+        self.found: list[tuple[str, str, float]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_coin(func, args, kwargs) and (module := innermost_module()) is not None:
+            self.last, self.rate = (module, torch.full((), self.side)), 0.0
+            return self.last[1]
+        if self.last is not None and func in COMPARISONS and args[0] is self.last[1]:
+            self.rate = float(args[1])
+        return func(*args, **kwargs)
+
+    def see(self, module: nn.Module, _: Any) -> None:
+        if self.last is not None and module in set(self.last[0].modules()):
+            self.found.append((self.names[self.last[0]], self.names[module], self.rate))
+            self.last = None
+
+
+def _toss(model: nn.Module, run: Run, side: float) -> tuple[list[tuple[str, str, float]], Any]:
+    """A training pass whose coins all land on one side: what they were for, and its output."""
+    coins = _Coins(model, side)
+    hooks = [module.register_forward_pre_hook(coins.see) for module in model.modules()]
+    try:
+        with undisturbed(model), coins:
+            model.train()
+            return coins.found, run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def find_skips(model: nn.Module, run: Run) -> list[Skip]:
+    """The layers that a training pass may skip; those that it never does, by a rate of 0, are among them."""
+    found, _ = _toss(model, run, 1.0)
+    return [Skip(tosser, Found(layer, KEY, rate, 0, {"examples": True})) for tosser, layer, rate in found if rate < 1]
+
+
+def answer_skips(model: nn.Module, run: Run, skips: list[Skip], make: Callable[[Found], NoiseLayer]) -> None:
+    """Give these layers a learned dropout of what they add, if skipping them is what leaves their input as it is.
+
+    The model's other draws have learned dropouts before. Where a skip does something else, nothing is changed.
+    """
+    if not skips:
+        return
+    layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
+    with use_in(layers, _Closed(set())):
+        _, skipped = _toss(model, run, 0.0)
+    for tosser, site in skips:
+        draws_of(model.get_submodule(tosser)).coins = True
+        layer = model.get_submodule(site.module)
+        if site.rate and not hasattr(draws_of(layer), KEY):
+            draws_of(layer).add_module(KEY, make(site).train(layer.training))
+            layer.register_forward_hook(_drop_branch, with_kwargs=True)
+    closed = {model.get_submodule(site.name) for _, site in skips if site.rate}
+    with use_in([*layers, *closed], _Closed(closed)), undisturbed(model):
+        model.train()
+        if not same_outputs(skipped, run()):
+            forget_skips(model)
+
+
+class _Closed:
+    """Masks of zeros for some layers, no masks for all others."""
+
+    def __init__(self, closed: set[Any]):
+        self.closed = closed
+
+    def mask(self, layer: Any, x: Tensor) -> Tensor | None:
+        return torch.zeros(layer.mask_shape(x), dtype=x.dtype, device=x.device) if layer in self.closed else None
+
+
+def forget_skips(model: nn.Module) -> None:
+    """Undo :func:`answer_skips`: the model tosses its coins again."""
+    for module in model.modules():
+        if isinstance(draws := getattr(module, NAME, None), Draws):
+            draws.coins = False
+            if hasattr(draws, KEY):
+                delattr(draws, KEY)
+                remove_forward_hooks(module, _drop_branch)
+
+
+def _drop_branch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """The input of a layer, and what the layer adds to it under the mask of each example."""
+    result = next(each for each in tree_flatten(output)[0] if isinstance(each, Tensor))
+    given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+    x = next(each for each in given if each.shape == result.shape)
+    branch = result - x
+    dropped = module.get_submodule(f"{NAME}.{KEY}")(branch)
+    if dropped is branch:  # no mask: bit for bit what it was
+        return output
+    return x + dropped if output is result else type(output)((x + dropped, *output[1:]))
