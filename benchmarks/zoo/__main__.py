@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from benchmarks.zoo.models import Entry, stub_torchvision
 from lbdrop.io.records import provenance, read_json, write_json
 
 RESULT = Path(__file__).parent.parent / "results" / "zoo.json"
+PACKAGES = ("transformers", "timm", "torchvision", "torch_geometric", "segmentation-models-pytorch", "rtdl_revisiting_models",
+            "tabm", "pytorch-tabnet", "tab-transformer-pytorch", "neuralforecast")  # fmt: skip
 SOURCES = ("transformers", "timm", "torchvision", "graphs", "segmentation", "tabular", "forecasting")
 SECONDS = 40
 """Of CPU for one model, and ten times as many of a clock."""
@@ -48,7 +51,7 @@ def in_process(entry: Entry) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         started = time.process_time()
         try:
-            record = examine(entry.make)
+            record: dict[str, Any] = examine(entry.make)
         except Exception as error:
             record = {"verdict": "not built", "reason": f"{type(error).__name__}: {error}"[:400]}
         record["cpu_seconds"] = round(time.process_time() - started, 1)
@@ -63,10 +66,11 @@ def in_process(entry: Entry) -> dict[str, Any]:
 
 
 def main(
-    source: Annotated[list[str], typer.Option(help="A library; may be repeated.")] = list(SOURCES),
-    only: Annotated[list[str], typer.Option(help="The name of a model; may be repeated.")] = [],
-    limit: Annotated[int, typer.Option(help="At most so many models of each library.")] = 10_000,
-    again: Annotated[list[str], typer.Option(help="Examine models with this verdict again; may be repeated.")] = [],
+    source: Annotated[list[str] | None, typer.Option(help="A library; may be repeated; by default all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="The name of a model; may be repeated.")] = None,
+    again: Annotated[
+        list[str] | None, typer.Option(help="Examine those with this verdict again; may be repeated.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The JSON to write.")] = RESULT,
 ) -> None:
     """Examine the models, and write the record after each."""
@@ -75,19 +79,25 @@ def main(
     stub_torchvision()
     content = read_json(out) if out.exists() else {"models": {}}
     models: dict[str, Any] = content["models"]
-    done: Counter[str] = Counter()
-    for entry in entries(source):
+    for entry in entries(source or list(SOURCES)):
         key = f"{entry.source}/{entry.name}"
-        if (only and entry.name not in only) or done[entry.source] >= limit:
+        known = key in models and models[key]["verdict"] not in (again or [])
+        if entry.name not in only if only else known:
             continue
-        done[entry.source] += 1
-        if key in models and models[key]["verdict"] not in again and not only:
-            continue
-        models[key] = in_process(entry)
-        content["provenance"] = provenance("cpu")
-        models[key]["commit"] = content["provenance"]["commit"]
+        models[key] = record = in_process(entry)
+        content["provenance"] = provenance("cpu") | {"packages": versions()}
+        record["commit"] = content["provenance"]["commit"]
         write_json(out, content | {"models": dict(sorted(models.items()))})
-        print(f"{key}: {models[key]['verdict']} {models[key].get('reason', '')[:150]} {models[key].get('wrong', '')}", flush=True)
+        print(f"{key}: {record['verdict']} {record.get('wrong', record.get('reason', ''))}"[:300], flush=True)
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries whose models are examined."""
+    found = {}
+    for each in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[each] = version(each)
+    return found
 
 
 if __name__ == "__main__":

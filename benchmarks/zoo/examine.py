@@ -24,6 +24,8 @@ from lbdrop.dropout import learned_layers
 __all__ = ["examine"]
 
 TOLERANCE = 1e-5
+ASKED = ("eval_equal", "nothing_random", "step", "held_out", "predict", "bake", "state", "copies")
+"""Of each model, in two lines with the defaults."""
 SAMPLES = 4
 TURNS = 2
 """Steps that are timed of each contestant, in turn."""
@@ -95,7 +97,7 @@ def examine(make: Callable[[], Made]) -> dict[str, Any]:
         _learned(made, model, record, before, "warn")
         return record
     _learned(made, model, record, before, "error")
-    wrong = [key for key in ("eval_equal", "nothing_random", "step", "predict", "bake", "state", "copies") if not record.get(key)]
+    wrong = [key for key in ASKED if not record.get(key)]
     return record | {"verdict": "right" if not wrong else "wrong", "wrong": wrong}
 
 
@@ -156,7 +158,9 @@ def _learned(made: Made, model: nn.Module, record: dict[str, Any], before: Tenso
 
 def _same(a: Tensor, b: Tensor) -> bool:
     finite = b.double().nan_to_num(0.0, posinf=0.0, neginf=0.0)
-    return torch.allclose(a.double(), b.double(), rtol=0, atol=TOLERANCE * float(finite.abs().max()) + 1e-12, equal_nan=True)
+    return torch.allclose(
+        a.double(), b.double(), rtol=0, atol=TOLERANCE * float(finite.abs().max()) + 1e-12, equal_nan=True
+    )
 
 
 def _step(made: Made, model: nn.Module, loss: Any, layers: Any, record: dict[str, Any], unreached: str) -> bool:

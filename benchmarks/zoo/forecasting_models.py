@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.models import RATE, Entry, Made
+from benchmarks.zoo.models import RATE, Entry, Made, package
 
 __all__ = ["forecasting_entries"]
 
 ROWS, PAST, FUTURE = 5, 24, 6
-NETWORKS = ("PatchTST", "iTransformer", "Informer", "Autoformer", "FEDformer", "TSMixer", "TiDE", "NHITS", "TFT", "TCN", "LSTM", "GRU",
-            "DeepAR", "VanillaTransformer", "TimeMixer", "SOFTS", "NBEATS", "KAN", "TimeXer", "BiTCN")  # fmt: skip
+NETWORKS = ("PatchTST", "iTransformer", "Informer", "Autoformer", "FEDformer", "TSMixer", "TiDE", "NHITS", "TFT", "TCN", "LSTM",
+            "GRU", "DeepAR", "VanillaTransformer", "TimeMixer", "SOFTS", "NBEATS", "KAN", "TimeXer", "BiTCN")  # fmt: skip
 
 
 class Window(nn.Module):
@@ -38,10 +38,8 @@ def forecasting_entries() -> Iterator[Entry]:
 def make(name: str) -> Made:
     import inspect
 
-    import neuralforecast.models as networks
-
     torch.manual_seed(0)
-    kind = getattr(networks, name)
+    kind = getattr(package("neuralforecast.models"), name)
     taken = inspect.signature(kind.__init__).parameters
     sizes = {"hidden_size": 16, "n_head": 2, "n_heads": 2, "encoder_layers": 2, "decoder_layers": 1, "e_layers": 2, "d_ff": 16,
              "conv_hidden_size": 16, "linear_hidden_size": 16, "patch_len": 6, "stride": 3, "n_block": 2, "ff_dim": 16,

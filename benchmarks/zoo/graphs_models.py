@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.zoo.models import RATE, Entry, Made
+from benchmarks.zoo.models import RATE, Entry, Made, package
 
 __all__ = ["graphs_entries"]
 
 NODES, WIDTH = 12, 8
 BASIC = {
-    "GCN": {}, "GraphSAGE": {}, "GIN": {}, "GAT": {"heads": 2}, "PNA": {"aggregators": ["mean", "max"], "scalers": ["identity"]},
-    "EdgeCNN": {},
+    "GCN": {}, "GraphSAGE": {}, "GIN": {}, "GAT": {"heads": 2}, "EdgeCNN": {},
+    "PNA": {"aggregators": ["mean", "max"], "scalers": ["identity"]},
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def made(model: nn.Module, *inputs: Any, examples: int = NODES) -> Made:
 
 
 def basic(name: str, settings: dict[str, Any]) -> Made:
-    import torch_geometric.nn as pyg
+    pyg = package("torch_geometric.nn")
 
     torch.manual_seed(0)
     if name == "PNA":
@@ -71,7 +71,7 @@ def basic(name: str, settings: dict[str, Any]) -> Made:
 
 
 def pooled() -> Made:
-    import torch_geometric.nn as pyg
+    pyg = package("torch_geometric.nn")
 
     torch.manual_seed(0)
     x, _ = data()
@@ -81,8 +81,8 @@ def pooled() -> Made:
 
 
 def layers(name: str) -> Made:
-    import torch_geometric.nn as pyg
-    from torch_geometric.utils import dropout_edge
+    pyg = package("torch_geometric.nn")
+    dropout_edge = package("torch_geometric.utils").dropout_edge
 
     torch.manual_seed(0)
     x, edges = data()
@@ -92,14 +92,17 @@ def layers(name: str) -> Made:
     if name == "APPNP":
         return made(Layers(pyg.GCNConv(WIDTH, WIDTH), pyg.APPNP(3, 0.1, dropout=RATE)))
     if name == "GPSConv":
-        conv = lambda: pyg.GPSConv(WIDTH, pyg.GCNConv(WIDTH, WIDTH), heads=2, dropout=RATE, attn_kwargs={"dropout": RATE})  # noqa: E731
-        return made(Layers(conv(), conv()))
+        settings = {"heads": 2, "dropout": RATE, "attn_kwargs": {"dropout": RATE}}
+        return made(Layers(*(pyg.GPSConv(WIDTH, pyg.GCNConv(WIDTH, WIDTH), **settings) for _ in range(2))))
     if name == "LINKX":
         return made(pyg.LINKX(NODES, WIDTH, WIDTH, 4, 2, dropout=RATE))
     if name == "DeepGCN":
         norms = [nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)]
-        return made(Layers(*(pyg.DeepGCNLayer(pyg.GCNConv(WIDTH, WIDTH), norm, nn.ReLU(), dropout=RATE) for norm in norms)))
+        return made(
+            Layers(*(pyg.DeepGCNLayer(pyg.GCNConv(WIDTH, WIDTH), norm, nn.ReLU(), dropout=RATE) for norm in norms))
+        )
     if name == "GraphUNet":
+
         class Dropped(Layers):
             def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
                 edge_index, _ = dropout_edge(edge_index, RATE, training=self.training)
@@ -111,6 +114,7 @@ def layers(name: str) -> Made:
         attributes = torch.randn(edges.shape[1], 4, generator=torch.Generator().manual_seed(1))
         return made(model, x, edges, attributes, torch.arange(3).repeat_interleave(4), examples=3)
     if name == "DNA":
+
         class Deep(nn.Module):
             def __init__(self) -> None:
                 super().__init__()

@@ -1,5 +1,6 @@
 """What the zoo runs: a small model with its inputs, however its library makes it."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "RATE", "Entry", "Made", "main_output", "stub_torchvision"]
+__all__ = ["BATCH", "RATE", "Entry", "Made", "main_output", "package", "stub_torchvision"]
 
 BATCH = 3
 """Examples of a batch: a prime number, so that it is no number of heads or windows."""
@@ -37,6 +38,11 @@ class Entry:
     source: str
     name: str
     make: Callable[[], Made]
+
+
+def package(name: str) -> Any:
+    """A package of the extra ``zoo``, which the checks of types do not have."""
+    return importlib.import_module(name)
 
 
 def stub_torchvision() -> None:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.zoo.models import BATCH, RATE, Entry, Made, stub_torchvision
+from benchmarks.zoo.models import BATCH, RATE, Entry, Made, package, stub_torchvision
 
 __all__ = ["segmentation_entries"]
 
-ENCODERS = {"FPN": "resnet18", "DeepLabV3": "resnet18", "DeepLabV3Plus": "resnet18", "PSPNet": "resnet18", "Linknet": "resnet18",
-            "Unet": "timm-efficientnet-b0", "MAnet": "mobilenet_v2", "UPerNet": "mit_b0", "Segformer": "mit_b0",
-            "UnetPlusPlus": "timm-efficientnet-b0"}  # fmt: skip
+ENCODERS = {"FPN": "resnet18", "DeepLabV3": "resnet18", "DeepLabV3Plus": "resnet18", "PSPNet": "resnet18",
+            "Linknet": "resnet18", "Unet": "timm-efficientnet-b0", "MAnet": "mobilenet_v2", "UPerNet": "mit_b0",
+            "Segformer": "mit_b0", "UnetPlusPlus": "timm-efficientnet-b0"}  # fmt: skip
 
 
 def segmentation_entries() -> Iterator[Entry]:
@@ -20,10 +20,14 @@ def segmentation_entries() -> Iterator[Entry]:
 
 def make(name: str, encoder: str) -> Made:
     stub_torchvision()
-    import segmentation_models_pytorch as smp
-
     torch.manual_seed(0)
-    noise = {"FPN": {"decoder_dropout": RATE}, "PSPNet": {"psp_dropout": RATE}, "DeepLabV3": {"decoder_aspp_dropout": RATE}}
-    model = getattr(smp, name)(encoder, encoder_weights=None, classes=3, **noise.get(name, {}))
+    noise = {
+        "FPN": {"decoder_dropout": RATE},
+        "PSPNet": {"psp_dropout": RATE},
+        "DeepLabV3": {"decoder_aspp_dropout": RATE},
+    }
+    model = getattr(package("segmentation_models_pytorch"), name)(
+        encoder, encoder_weights=None, classes=3, **noise.get(name, {})
+    )
     x = torch.randn(BATCH, 3, 96, 96, generator=torch.Generator().manual_seed(1))
     return Made(model.eval(), (x,))

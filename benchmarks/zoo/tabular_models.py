@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.models import RATE, Entry, Made
+from benchmarks.zoo.models import RATE, Entry, Made, package
 
 __all__ = ["tabular_entries"]
 
@@ -25,31 +25,35 @@ def make(name: str) -> Made:
     model: nn.Module
     inputs: tuple[Tensor, ...] = (x,)
     if name.startswith("rtdl"):
-        import rtdl_revisiting_models as rtdl
-
+        rtdl = package("rtdl_revisiting_models")
         if name == "rtdl MLP":
             model = rtdl.MLP(d_in=NUMBERS, d_out=2, n_blocks=2, d_block=16, dropout=RATE)
         elif name == "rtdl ResNet":
-            model = rtdl.ResNet(d_in=NUMBERS, d_out=2, n_blocks=2, d_block=16, d_hidden=16, d_hidden_multiplier=None, dropout1=RATE,
-                                dropout2=RATE)  # fmt: skip
+            model = rtdl.ResNet(d_in=NUMBERS, d_out=2, n_blocks=2, d_block=16, d_hidden=16, d_hidden_multiplier=None,
+                                dropout1=RATE, dropout2=RATE)  # fmt: skip
         else:
             model = rtdl.FTTransformer(n_cont_features=NUMBERS, cat_cardinalities=[3, 5], d_out=2, n_blocks=2, d_block=16,
-                                       attention_n_heads=2, attention_dropout=RATE, ffn_d_hidden=16, ffn_d_hidden_multiplier=None,
-                                       ffn_dropout=RATE, residual_dropout=RATE)  # fmt: skip
+                                       attention_n_heads=2, attention_dropout=RATE, ffn_d_hidden=16, 
+                                       ffn_d_hidden_multiplier=None, ffn_dropout=RATE, residual_dropout=RATE)  # fmt: skip
             inputs = (x, codes)
     elif name == "TabM":
-        import tabm
-
-        model = tabm.TabM(n_num_features=NUMBERS, cat_cardinalities=[3, 5], d_out=2, n_blocks=2, d_block=16, dropout=RATE, k=4,
-                          start_scaling_init="random-signs")
+        tabm = package("tabm")
+        model = tabm.TabM(
+            n_num_features=NUMBERS,
+            cat_cardinalities=[3, 5],
+            d_out=2,
+            n_blocks=2,
+            d_block=16,
+            dropout=RATE,
+            k=4,
+            start_scaling_init="random-signs",
+        )
         inputs = (x, codes)
     elif name == "TabNet":
-        from pytorch_tabnet.tab_network import TabNet
-
-        model = nn.Sequential(TabNet(NUMBERS, 2, n_d=4, n_a=4, virtual_batch_size=ROWS, group_attention_matrix=torch.eye(NUMBERS)))
+        tabnet, groups = package("pytorch_tabnet.tab_network").TabNet, torch.eye(NUMBERS)
+        model = nn.Sequential(tabnet(NUMBERS, 2, n_d=4, n_a=4, virtual_batch_size=ROWS, group_attention_matrix=groups))
     else:
-        import tab_transformer_pytorch as lucid
-
+        lucid = package("tab_transformer_pytorch")
         shared = {"categories": (3, 5), "num_continuous": NUMBERS, "dim": 16, "depth": 2, "heads": 2, "dim_out": 2,
                   "attn_dropout": RATE, "ff_dropout": RATE}  # fmt: skip
         model = getattr(lucid, name)(**shared)

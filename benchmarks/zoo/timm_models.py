@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.zoo.models import BATCH, RATE, Entry, Made, stub_torchvision
+from benchmarks.zoo.models import BATCH, RATE, Entry, Made, package, stub_torchvision
 
 __all__ = ["timm_entries"]
 
-SMALL = ("test_", "atto", "femto", "pico", "xxxs", "xxs", "nano", "xs", "xx_small", "tiny", "_t_", "x_small", "small", "_s", "10",
-         "18", "b0", "a0", "_050", "_0", "_1", "lite", "mobile")  # fmt: skip
+SMALL = ("test_", "atto", "femto", "pico", "xxxs", "xxs", "nano", "xs", "xx_small", "tiny", "_t_", "x_small", "small", "_s",
+         "10", "18", "b0", "a0", "_050", "_0", "_1", "lite", "mobile")  # fmt: skip
 NOISE = (
     {"drop_rate": RATE, "drop_path_rate": RATE, "proj_drop_rate": RATE, "attn_drop_rate": RATE},
     {"drop_rate": RATE, "drop_path_rate": RATE, "proj_drop_rate": RATE},
@@ -31,8 +31,7 @@ MAX_PARAMETERS = 12_000_000
 def timm_entries() -> Iterator[Entry]:
     """One model of each family, by the first part of its name."""
     stub_torchvision()
-    import timm
-
+    timm = package("timm")
     families: dict[str, list[str]] = defaultdict(list)
     for name in timm.list_models():
         families[name.removeprefix("test_").removeprefix("tf_").split("_")[0].rstrip("0123456789")].append(name)
@@ -57,7 +56,7 @@ def make(names: list[str]) -> Made:
 
 
 def small(name: str) -> Made:
-    import timm
+    timm = package("timm")
 
     def created(**settings: Any) -> Any:
         for noise in (*NOISE, {}):

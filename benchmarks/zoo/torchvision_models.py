@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.zoo.models import BATCH, Entry, Made, stub_torchvision
+from benchmarks.zoo.models import BATCH, Entry, Made, package, stub_torchvision
 
 __all__ = ["torchvision_entries"]
 
-IMAGES = {
-    "alexnet": 64, "vgg11": 32, "googlenet": 64, "inception_v3": 96, "densenet121": 64, "mnasnet0_5": 64, "mobilenet_v2": 64,
-    "mobilenet_v3_small": 64, "efficientnet_b0": 64, "efficientnet_v2_s": 64, "convnext_tiny": 64, "swin_t": 64, "swin_v2_t": 64,
-    "vit_b_32": 64, "maxvit_t": 224, "squeezenet1_1": 64, "deeplabv3_mobilenet_v3_large": 64, "lraspp_mobilenet_v3_large": 64,
-    "fcn_resnet50": 64, "deeplabv3_resnet50": 64,
-}  # fmt: skip
+SIDES = {"vgg11": 32, "inception_v3": 96, "maxvit_t": 224}
+IMAGES = (
+    "alexnet", "vgg11", "googlenet", "inception_v3", "densenet121", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small",
+    "efficientnet_b0", "efficientnet_v2_s", "convnext_tiny", "swin_t", "swin_v2_t", "vit_b_32", "maxvit_t", "squeezenet1_1",
+    "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50", "deeplabv3_resnet50",
+)  # fmt: skip
 VIDEOS = {"s3d": (16, 64), "mvit_v1_b": (8, 64), "swin3d_t": (4, 64)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "densenet121": {"drop_rate": 0.1}, "vit_b_32": {"dropout": 0.1, "attention_dropout": 0.1, "image_size": 64},
@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def torchvision_entries() -> Iterator[Entry]:
-    for name, side in IMAGES.items():
+    for name, side in ((name, SIDES.get(name, 64)) for name in IMAGES):
         yield Entry("torchvision", name, lambda name=name, side=side: make(name, (3, side, side)))
     for name, (frames, side) in VIDEOS.items():
         yield Entry("torchvision", name, lambda name=name, f=frames, s=side: make(name, (3, f, s, s)))
@@ -35,10 +35,8 @@ def torchvision_entries() -> Iterator[Entry]:
 
 def make(name: str, shape: tuple[int, ...]) -> Made:
     stub_torchvision()
-    from torchvision.models import get_model
-
     torch.manual_seed(0)
     segmentation = "backbone" in str(SETTINGS.get(name))
-    model = get_model(name, weights=None, num_classes=5, **SETTINGS.get(name, {}))
+    model = package("torchvision.models").get_model(name, weights=None, num_classes=5, **SETTINGS.get(name, {}))
     x = torch.randn(BATCH - 1 if segmentation else BATCH, *shape, generator=torch.Generator().manual_seed(1))
     return Made(model.eval(), (x,), len(x))

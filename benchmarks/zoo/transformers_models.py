@@ -1,4 +1,4 @@
-"""Every architecture that transformers lists, made small from its configuration: widths, depths and words by attribute names."""
+"""Every architecture that transformers lists, made small from its configuration by the names of its attributes."""
 
 import inspect
 import re
@@ -41,6 +41,8 @@ SIZES: tuple[tuple[str, Any], ...] = (
 LAYERS_ALONE = tuple(each for each in SIZES if each[1] == 2 and "layers" in each[0]) + SIZES[:1]
 """Where a smaller width does not fit together, widths stay what they are."""
 NOISE = re.compile(r"drop|_pdrop|drop_path|stochastic_depth|survival", re.IGNORECASE)
+PAIRS = re.compile("clip|siglip|align|flava|owl|blip|vilt|bridge|group|git|lxmert")
+"""Models that want a text and an image."""
 NO_NOISE = re.compile(r"mask_(time|feature)|droppable|drop_tokens|no_drop|apply_spec", re.IGNORECASE)
 
 
@@ -76,9 +78,11 @@ def make(kind: str, name: str) -> Made:
     problems: list[str] = []
     for rules in (SIZES, LAYERS_ALONE):
         try:
-            kind_of_config = transformers.CONFIG_MAPPING[kind]
+            kind_of_config: Any = transformers.CONFIG_MAPPING[kind]
             series = "prediction_length" in inspect.signature(kind_of_config.__init__).parameters
-            config = shrink(kind_of_config(prediction_length=8, context_length=16) if series else kind_of_config(), rules)
+            config = shrink(
+                kind_of_config(prediction_length=8, context_length=16) if series else kind_of_config(), rules
+            )
             torch.manual_seed(0)
             with torch.random.fork_rng():
                 model = getattr(transformers, name)(config).eval()
@@ -122,7 +126,14 @@ def shrink(config: Any, rules: tuple[tuple[str, Any], ...]) -> Any:
         if isinstance(kinds, list) and isinstance(layers, int):
             distinct = list(dict.fromkeys(kinds))
             put(config, key, (distinct + kinds)[:layers])
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "cls_token_id"):
+    for key in (
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "decoder_start_token_id",
+        "sep_token_id",
+        "cls_token_id",
+    ):
         value = vars(config).get(key)
         if isinstance(value, int) and value >= WORDS:
             put(config, key, 1)
@@ -186,7 +197,9 @@ def candidates(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     channels = first(config, "num_channels", "in_channels", "in_chans", default=3)
     channels = channels if isinstance(channels, int) else 3
     frames = first(config, "num_frames", default=2)
-    mel = first(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", default=80)
+    mel = first(
+        config, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", default=80
+    )
     positions = first(config, "max_source_positions", default=64)
     rows = {main: noise(BATCH, first(config, "max_length", default=64), mel)}
     series = first(config, "context_length", default=32)
@@ -201,7 +214,8 @@ def candidates(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             "past_time_features": noise(*past.shape, count), "future_time_features": noise(*future.shape, count),
         }  # fmt: skip
     images = [{"pixel_values": noise(BATCH, channels, *each)} for each in (sides, [64, 64], [224, 224])]
-    videos = [{"pixel_values": noise(BATCH, frames, channels, *sides)}, {"pixel_values_videos": noise(BATCH, frames, channels, *sides)}]
+    clips = noise(BATCH, frames, channels, *sides)
+    videos = [{"pixel_values": clips}, {"pixel_values_videos": clips}]
     waves = [{"input_values": noise(BATCH, length)} for length in (2000, 16000)]
     waves += [{"input_values": noise(BATCH, 1, 4000)}]
     features = [
@@ -213,14 +227,14 @@ def candidates(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         "input_features": features,
     }  # fmt: skip
     kinds = [*by_main.get(main, []), *(each for group in by_main.values() for each in group)]
-    needed = {name for name, each in names.items() if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD}
-    if {"input_ids", "pixel_values"} <= names.keys() and main != "pixel_values" or {"input_ids", "pixel_values"} <= needed:
-        if needed & {"pixel_values"} or re.search("clip|siglip|align|flava|owl|blip|vilt|bridge|group|git|lxmert", config.model_type):
-            kinds = [{"input_ids": text["input_ids"]} | image for image in images] + kinds
+    needed = {
+        name for name, each in names.items() if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    }
+    if {"input_ids", "pixel_values"} <= names.keys() and ("pixel_values" in needed or PAIRS.search(config.model_type)):
+        kinds = [{"input_ids": text["input_ids"]} | image for image in images] + kinds
     for each in kinds:
         if set(each) <= names.keys() or "args" in names or "kwargs" in names:
-            extra = targets if "input_ids" not in each else {}
-            yield {name: value for name, value in (each | extra).items()}
+            yield each | (targets if "input_ids" not in each else {})
 
 
 def inputs_of(model: nn.Module, problems: list[str]) -> dict[str, Tensor]:

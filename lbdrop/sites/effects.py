@@ -2,12 +2,13 @@
 
 import copy
 import warnings
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["Effect", "effect_of"]
+__all__ = ["Effect", "drops_at_ones", "effect_of"]
 
 # One of these shapes a module accepts: maps, sequences, vectors; many examples, so that a small rate shows.
 SHAPES = ((1024, 3, 2, 2), (1024, 3, 4), (1024, 12))
@@ -62,6 +63,23 @@ def effect_of(module: nn.Module) -> Effect | None:
     if len(found) > 1 and found[-1].rate:  # it drops some shapes alone
         return Effect(0.5, "unknown")
     return found[-1] if found else None
+
+
+class _Zeros(TorchFunctionMode):
+    """Every Bernoulli draw is 0."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].zero_() if func is Tensor.bernoulli_ else func(*args, **(kwargs or {}))
+
+
+def drops_at_ones(module: nn.Module) -> bool:
+    """Whether a module drops around the ones that it draws, as DropBlock does around its seeds, and scales by what is left."""
+    if (effect := effect_of(module)) is None or effect.drops != "unknown":
+        return False
+    module = copy.deepcopy(module)
+    with torch.no_grad(), _Zeros():
+        passes = [_passes(module, torch.ones(4, *shape[1:-2], *[9] * len(shape[-2:]))) for shape in SHAPES]
+    return any(found is not None and bool((found[1] == 1).all()) for found in passes)
 
 
 def _is_identity(module: nn.Module, values: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lbdrop._torch import OperationMode, tree_flatten
 from lbdrop.guards.snapshot import Snapshot
-from lbdrop.sites.draws import innermost_module
+from lbdrop.sites.calls import innermost_module
 
 __all__ = ["Example", "example_pass", "random_draws", "reached_modules", "same_outputs", "undisturbed"]
 

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from lbdrop._torch import remove_forward_hooks, tree_flatten
 from lbdrop.dropout import NoiseLayer
-from lbdrop.sites.draws import NAME, Draws, Found, draws_of, innermost_module, is_coin
+from lbdrop.sites.calls import innermost_module, is_coin
+from lbdrop.sites.draws import NAME, Draws, Found, draws_of
 from lbdrop.sites.example import Run, same_outputs, undisturbed
 from lbdrop.sources import use_in
 

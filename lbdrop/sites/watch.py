@@ -11,14 +11,22 @@ from torch.overrides import TorchFunctionMode
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.sites.draws import call_of, innermost_module
+from lbdrop.sites.calls import call_of, innermost_module
 
 __all__ = ["REPAIR", "check_unreached", "functional_dropout", "report_unreachable", "report_unreached"]
 
 REPAIR = "convert it with example=x, a batch that the model can be called with, so that its draws are found"
 
 
-RANDOM = {torch.rand, torch.rand_like, torch.randint, torch.randperm, torch.multinomial, Tensor.uniform_, Tensor.random_}
+RANDOM = {
+    torch.rand,
+    torch.rand_like,
+    torch.randint,
+    torch.randperm,
+    torch.multinomial,
+    Tensor.uniform_,
+    Tensor.random_,
+}
 """What else masks are made from. Normal noise is not among them: a model that samples a latent variable is no dropout."""
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import lbdrop
 from lbdrop import DropoutError, Objective, masks, predict
 from lbdrop.dropout import learned_layers
+from lbdrop.sites.example import random_draws
 
 
 class Residual(nn.Module):
@@ -82,12 +83,100 @@ class Windows(nn.Module):
         return self.drop(windows).view(len(x), -1)
 
 
+class Skipping(nn.Module):
+    """Layers that are skipped by chance, the way of BART and of wav2vec 2.0."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, None]:
+            return x + scale * torch.tanh(self.fc(x)), None
+
+    def __init__(self, rate: float = 0.3) -> None:
+        super().__init__()
+        self.layers, self.rate = nn.ModuleList(self.Layer() for _ in range(3)), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training:
+                toss = torch.rand([])
+                if toss < self.rate:
+                    continue
+            x = layer(x, scale=2.0)[0]
+        return x
+
+
+class DropBlock(nn.Module):
+    """What is around a seed is dropped, the way of timm and of torchvision."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        block = torch.empty_like(x).bernoulli_(self.rate)
+        block = 1 - F.max_pool2d(block, 3, stride=1, padding=1)
+        return x * block * (block.numel() / block.to(torch.float32).sum().add(1e-7)).to(x.dtype)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(2, 8), DropBlock(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(torch.tanh(self.fc(x)).view(-1, 1, 2, 4)).flatten(1)
+
+
+class OwnScale(Blocks):
+    """DropBlock of each example, scaled by what is left of that: no example depends on the seeds of another."""
+
+    class PerExample(DropBlock):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return x
+            block = torch.empty_like(x).bernoulli_(self.rate)
+            block = 1 - F.max_pool2d(block, 3, stride=1, padding=1)
+            return x * block * (block[0].numel() / (block.sum((1, 2, 3), keepdim=True) + 1e-7))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = self.PerExample(0.2)
+
+
+def t5_block() -> nn.Module:
+    """A block of T5 with its positions, whose attention alone drops."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Block
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = T5Config(d_model=2, d_kv=2, d_ff=4, num_heads=1, dropout_rate=0.0)
+            self.block = T5Block(config, has_relative_attention_bias=True, layer_idx=0)
+            attention: Any = self.block.layer[0].SelfAttention
+            attention.dropout = 0.4
+            attention.relative_attention_bias.weight.data.normal_(0, 2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x)[0]
+
+    return Block()
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "bernoulli": (Residual, (2,)),
     "path": (Deep, (2,)),
     "attention": (lambda: Attention(True), (2, 2)),
     "by hand": (lambda: Attention(False), (2, 2)),
     "windows": (Windows, (4,)),
+    "LayerDrop": (Skipping, (2,)),
+    "DropBlock": (OwnScale, (2,)),
+    "T5": (t5_block, (2, 2)),
 }
 
 
@@ -154,14 +243,63 @@ def test_outputs_in_eval_mode_stay_and_predictions_vary(name: str) -> None:
     before = model(x)
     assert torch.equal(lbdrop.convert(model, example=x, verbose=False)(x), before)
     assert torch.equal(lbdrop.bake(model)(x), before)
-    if name != "bernoulli":  # which is drawn in training alone
-        assert float(predict(model, x, samples=8, kind="regression").variance.max()) > 0
+    assert float(predict(model, x, samples=8, kind="regression").variance.max()) > 0
+    assert not any(module.training for module in model.modules())
 
 
-def test_draws_of_training_alone_are_an_error_in_prediction() -> None:
-    model, x = made("bernoulli")
-    with pytest.raises(DropoutError, match=r"never reached in a pass: \['learned_draws.mask0'\]"):
-        predict(model, x, kind="regression")
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_coin_that_skips_layers_is_no_longer_tossed_and_each_layer_has_a_rate(rate: float) -> None:
+    model, x = nn.Sequential(Skipping(rate), nn.Dropout(0.1)), torch.randn(4, 2)
+    lbdrop.convert(model, example=x, verbose=False)
+    rates = {name: round(layer.p, 6) for name, layer in learned_layers(model).items()}
+    assert rates == {"1": 0.1} | ({f"0.layers.{i}.learned_draws.branch": 0.3 for i in range(3)} if rate else {})
+    with masks.deterministic(model):
+        assert not random_draws(model, lambda: model(x))
+    closed = {name: torch.zeros(4, 1) for name in rates if "branch" in name}
+    with masks.fixed(model, closed):
+        assert torch.equal(model(x), x) == bool(rate)
+    plain = lbdrop.bake(model)
+    assert not plain[0].layers[0]._forward_hooks
+    assert random_draws(plain, lambda: plain(x))  # the model's own coin again
+
+
+def test_skip_that_does_more_than_to_pass_its_input_on_stays_and_is_named() -> None:
+    class Counting(Skipping):
+        def forward(self, x: Tensor) -> Tensor:
+            called = 0
+            for layer in self.layers:
+                if self.training and torch.rand([]) < self.rate:
+                    continue
+                x, called = layer(x)[0], called + 1
+            return x * called
+
+    model = nn.Sequential(Counting(), nn.Dropout(0.1))
+    with pytest.raises(
+        DropoutError, match=r"draws at random outside of its dropouts: \['0 \(Counting: rand.default\)'\]"
+    ):
+        lbdrop.convert(model, example=torch.randn(4, 2), verbose=False)
+    with pytest.warns(UserWarning, match="outside of its dropouts"):
+        lbdrop.convert(model, example=torch.randn(4, 2), unreached="warn", verbose=False)
+    assert [*learned_layers(model)] == ["1"]
+
+
+def test_seeds_of_drop_block_are_dropped_around_and_scaled_by_what_is_left() -> None:
+    model, x = (
+        lbdrop.convert(nn.Sequential(Blocks()), example=torch.randn(4, 2), verbose=False).train(),
+        torch.randn(4, 2),
+    )
+    (layer,) = learned_layers(model).values()
+    assert layer.p == pytest.approx(0.2)
+    layer.logit.data.fill_(1.0)
+    with masks.fixed(model, {"0.drop.learned_draws.mask0": torch.ones(4, 1, 2, 4)}):
+        whole = model(x)
+    seed = torch.ones(4, 1, 2, 4)
+    seed[0, 0, 0, 0] = 0.0
+    with masks.fixed(model, {"0.drop.learned_draws.mask0": seed}):
+        dropped = model(x)
+    kept = torch.ones(4, 2, 4)
+    kept[0, :, :2] = 0.0
+    assert torch.allclose(dropped, whole * kept.flatten(1) * 32 / 28, atol=1e-6)
 
 
 def test_every_residual_branch_has_a_rate_of_its_own() -> None:
