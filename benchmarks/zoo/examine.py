@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lbdrop
-from benchmarks.zoo.models import Made, main_output
+from benchmarks.zoo.models import Made, main_output, settle
 from lbdrop.dropout import learned_layers
 
 __all__ = ["examine"]
@@ -74,6 +74,7 @@ def examine(make: Callable[[], Made]) -> dict[str, Any]:
     """The record of one model."""
     made = make()
     plain = made.model
+    settle(made)
     record: dict[str, Any] = {
         "class": type(plain).__name__,
         "parameters": sum(p.numel() for p in plain.parameters()),

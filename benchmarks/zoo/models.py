@@ -1,6 +1,7 @@
 """What the zoo runs: a small model with its inputs, however its library makes it."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "RATE", "Entry", "Made", "main_output", "package", "stub_torchvision"]
+__all__ = ["BATCH", "RATE", "Entry", "Made", "main_output", "package", "settle", "stub_torchvision"]
 
 BATCH = 3
 """Examples of a batch: a prime number, so that it is no number of heads or windows."""
@@ -48,13 +49,30 @@ def package(name: str) -> Any:
 def stub_torchvision() -> None:
     """Let torchvision and what imports it be imported where its C++ operators do not load beside torch."""
     global _stub
-    if _stub is None:
+    if _stub is None and importlib.util.find_spec("torchvision"):
         try:
             torch.ops.torchvision.nms  # noqa: B018 — an error where it is not there
         except AttributeError:
             _stub = torch.library.Library("torchvision", "DEF")
             for name in ("nms", "qnms"):
                 _stub.define(name + "(Tensor a, Tensor b, float c) -> Tensor")
+
+
+def settle(made: Made) -> None:
+    """Give each BatchNorm the statistics of this batch: at those that it starts with, random weights would hide all signals."""
+    norms = [
+        (module, module.momentum)
+        for module in made.model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if norms:
+        for module, _ in norms:
+            module.momentum = 1.0
+        with torch.no_grad():
+            made.call(made.model.train())
+        for module, momentum in norms:
+            module.momentum = momentum
+        made.model.eval()
 
 
 def main_output(output: Any, examples: int) -> Tensor:

@@ -137,6 +137,7 @@ def shrink(config: Any, rules: tuple[tuple[str, Any], ...]) -> Any:
         value = vars(config).get(key)
         if isinstance(value, int) and value >= WORDS:
             put(config, key, 1)
+    put(config, "initializer_range", 0.2)  # of so few units, weights of .02 would let every signal die out
     if getattr(config, "pad_token_id", 0) is None:
         put(config, "pad_token_id", 0)
     return config
@@ -150,6 +151,8 @@ def put(config: Any, key: str, value: Any) -> None:
 
 
 def smaller(key: str, value: Any, size: int) -> Any:
+    if value is None and key == "vocab_size":
+        return size
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

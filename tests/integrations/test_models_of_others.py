@@ -2,14 +2,17 @@
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 import lbdrop
+from benchmarks.zoo.models import Made, settle
 from lbdrop import Objective, masks, predict
 from lbdrop.dropout import learned_layers
 from lbdrop.sites.example import random_draws
@@ -33,6 +36,52 @@ T5: dict[str, Any] = {"vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 16, "n
                       "decoder_start_token_id": 0}  # fmt: skip
 SWIN: dict[str, Any] = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2],
                         "window_size": 4, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}  # fmt: skip
+
+CONVNEXT: dict[str, Any] = {
+    "image_size": 32,
+    "hidden_sizes": [8, 8, 8, 8],
+    "depths": [1, 2, 1, 1],
+    "drop_path_rate": 0.2,
+}
+EFFICIENTNET: dict[str, Any] = {
+    "image_size": 32, "width_coefficient": 0.2, "depth_coefficient": 0.2, "hidden_dim": 256, "dropout_rate": 0.2,
+    "in_channels": [16, 16], "out_channels": [16, 16], "kernel_sizes": [3, 3], "strides": [1, 1], "depthwise_padding": [],
+    "num_block_repeats": [1, 2], "expand_ratios": [1, 2],
+}  # fmt: skip
+MOBILEVIT: dict[str, Any] = {"image_size": 64, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [8] * 7, "num_attention_heads": 2,
+                             "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "initializer_range": 0.3}  # fmt: skip
+
+
+class GraphAttention(nn.Module):
+    """Attention over edges, dropped and normalised as torch_geometric's GATConv does it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.lin, self.source, self.target = nn.Linear(8, width), nn.Linear(width, 1), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x, (source, target) = self.lin(x), edges
+        alpha = F.leaky_relu(self.source(x)[source] + self.target(x)[target], 0.2).exp()
+        alpha = alpha / torch.zeros(len(x), 1).index_add(0, target, alpha)[target]
+        alpha = F.dropout(alpha, p=0.2, training=self.training)
+        return torch.zeros_like(x).index_add(0, target, x[source] * alpha)
+
+
+class GAT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([GraphAttention(8), GraphAttention(3)])
+
+    def forward(self, x: Tensor, edges: Tensor) -> SimpleNamespace:
+        for conv in self.convs:
+            x = conv(F.dropout(F.elu(x), p=0.1, training=self.training), edges)
+        return SimpleNamespace(logits=x)
+
+
+RING = torch.arange(6)
+GRAPH = {"x": torch.randn(6, 8), "edges": torch.stack([RING.repeat(3), torch.cat([RING, RING.roll(1), RING.roll(2)])])}
+COUPLED = ("DeBERTa-v2", "EfficientNet", "MobileViT", "GAT")
+"""Embeddings of positions that all examples share, BatchNorm, and edges: one example depends on the masks of another."""
 
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
     # How it is made; its inputs; whether it needs them as an example.
@@ -65,6 +114,19 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
         lambda: hf.WavLMForSequenceClassification(hf.WavLMConfig(**WAVES, final_dropout=0.1, feat_proj_dropout=0.1)),
         {"input_values": torch.randn(2, 800)}, True,
     ),
+    "ConvNeXt": (
+        lambda: hf.ConvNextForImageClassification(hf.ConvNextConfig(**CONVNEXT, layer_scale_init_value=1.0)),
+        {"pixel_values": torch.randn(2, 3, 32, 32)}, False,
+    ),
+    "EfficientNet": (
+        lambda: hf.EfficientNetForImageClassification(hf.EfficientNetConfig(**EFFICIENTNET)),
+        {"pixel_values": torch.randn(2, 3, 32, 32)}, False,
+    ),
+    "MobileViT": (
+        lambda: hf.MobileViTForImageClassification(hf.MobileViTConfig(**MOBILEVIT)),
+        {"pixel_values": torch.randn(2, 3, 64, 64)}, False,
+    ),
+    "GAT": (GAT, GRAPH, True),
     "Swin": (
         lambda: hf.SwinForImageClassification(hf.SwinConfig(**SWIN)), {"pixel_values": torch.randn(2, 3, 32, 32)}, False,
     ),
@@ -74,7 +136,9 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
 def made(name: str) -> tuple[Any, dict[str, Tensor], bool]:
     torch.manual_seed(0)
     make, inputs, shown = MODELS[name]
-    return make().eval(), inputs, shown
+    model = make().eval()
+    settle(Made(model, inputs))
+    return model, inputs, shown
 
 
 def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -96,12 +160,11 @@ def test_model_of_others_is_converted_whole_and_computes_what_it_did(name: str) 
     assert float(found.variance.max()) > 0
     objective = Objective(model.train(), examples=9)
     with warnings.catch_warnings():
-        # No example depends on the masks of another, but for those on embeddings of positions that all examples share.
-        warnings.simplefilter("ignore" if name == "DeBERTa-v2" else "error")
+        warnings.simplefilter("ignore" if name in COUPLED else "error")
         objective(lambda m: logits(m, inputs).flatten(1).square().mean(1)).backward()
     assert all(layer.logit.grad is not None and layer.logit.grad.abs() > 0 for layer in layers.values())
     with torch.no_grad():
-        assert torch.equal(logits(lbdrop.bake(model), inputs), before)
+        assert torch.equal(logits(lbdrop.bake(model), inputs), logits(model.eval(), inputs))
 
 
 def test_t5_keeps_its_positions() -> None:
