@@ -20,7 +20,7 @@ TWO_TEXTS = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5")
 OTHERS = ("beit", "deit", "dinov2", "poolformer", "segformer", "vit", "clip", "patchtst", "hubert", "wav2vec2")
 
 
-@pytest.mark.parametrize("name", (*TEXT, *TWO_TEXTS, *OTHERS))
+@pytest.mark.parametrize("name", [*TEXT, *TWO_TEXTS, *OTHERS])
 def test_architecture_is_converted_in_two_lines_and_computes_what_it_did(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers, about models that nobody configured so
