@@ -29,6 +29,8 @@ __all__ = ["NAME", "Draws", "Found", "answer_draws", "draws_of", "find_draws", "
 
 NAME = "learned_draws"
 """The child of a module that holds the dropouts of its draws."""
+TRIES = 8
+"""Further passes that look for the calls of layers that the first in training mode has skipped."""
 
 
 class Found(NamedTuple):
@@ -107,8 +109,13 @@ def find_draws(model: nn.Module, run: Callable[[], Any], skip: Collection[str]) 
     model.eval()
     at_test = {(names[module], key) for module, key in draw_calls(model, run)}
     model.train()
+    seen = draw_calls(model, run)
+    for _ in range(TRIES):  # a layer may be skipped by chance
+        if not at_test - {(names[module], key) for module, key in seen}:
+            break
+        seen = draw_calls(model, run) | seen
     found = []
-    for (module, key), call in draw_calls(model, run).items():
+    for (module, key), call in seen.items():
         name = names[module]
         if name in skip or not 0 < call.rate < 1:
             continue

@@ -4,6 +4,7 @@ import copy
 import io
 import itertools
 import pickle
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -401,3 +402,24 @@ def test_draw_that_no_site_reaches_is_named() -> None:
     assert isinstance(model[1].drop, nn.Dropout)
     with pytest.warns(UserWarning, match="draws at random outside"):
         lbdrop.convert(model, example=torch.randn(2, 3), unreached="warn", verbose=False)
+
+
+def test_draws_in_layers_that_python_skips_by_chance_are_all_found() -> None:
+    class Chance(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Twice() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                if not self.training or random.random() > 0.4:
+                    x = layer(x)
+            return x
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(torch.tanh(x), 0.2, self.training)
+
+    model, x = Chance(), torch.randn(4, 3)
+    lbdrop.convert(model, example=x, verbose=False)
+    assert len(learned_layers(model)) == 3
