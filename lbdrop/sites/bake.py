@@ -11,12 +11,13 @@ from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.sites.attention import LearnableAttention
 from lbdrop.sites.convert import replace_modules
-from lbdrop.sites.draws import NAME, forget_draws
+from lbdrop.sites.draws import forget_draws
 from lbdrop.sites.graph import HOMOGENEOUS, Neighbours, neighbours
 from lbdrop.sites.lora import GatedRanks
 from lbdrop.sites.modules import Inserted
 from lbdrop.sites.recurrent import LearnableRecurrent
 from lbdrop.sites.skips import forget_skips
+from lbdrop.sites.survey import NAME
 
 __all__ = ["bake", "copied"]
 

@@ -11,10 +11,11 @@ from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.masks import deterministic
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
-from lbdrop.sites.draws import Found, answer_draws, find_draws, forget_draws
-from lbdrop.sites.example import Example, Run, example_pass, random_draws, reached_modules, same_outputs, undisturbed
+from lbdrop.sites.draws import answer_draws, forget_draws
+from lbdrop.sites.example import Example, Run, example_pass, random_draws, same_outputs, undisturbed
 from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites, unreachable_modules
 from lbdrop.sites.skips import Skip, answer_skips, find_skips, forget_skips
+from lbdrop.sites.survey import Found, survey
 from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
 
 __all__ = ["Per", "Scheme", "convert", "replace_modules"]
@@ -91,14 +92,15 @@ def convert(
     shown = example_pass(model, example)
     draws: list[Found] = []
     skips: list[Skip] = []
+    before: Any = None
     dead: list[str] = []
     if shown is not None:
         try:
-            sites, dead = _reached(model, sites, shown)
-            skip = {site.name for site in sites} | {*dead, *idle}
-            with undisturbed(model):
-                draws = find_draws(model, shown.run, skip)
-            skips = find_skips(model, shown.run)
+            seen = survey(model, shown.run)
+            sites, dead = _reached(model, sites, seen.reached, shown)
+            names = {module: name for name, module in model.named_modules()}
+            draws = seen.draws(names, {site.name for site in sites} | {*dead, *idle})
+            skips, before = find_skips(names, seen.training.tosses), seen.output
         except DropoutError:
             raise
         except Exception as error:
@@ -131,7 +133,6 @@ def convert(
     maker = Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
     originals = {id(new[site.name]): model.get_submodule(site.name) for site in sites}
-    before = None if shown is None else _in_eval(model, shown.run)
     model = replace_modules(model, new)
     try:
         make = lambda site: maker.at(site)(**site.settings)  # noqa: E731
@@ -152,9 +153,10 @@ def convert(
     return model
 
 
-def _reached(model: nn.Module, sites: list[Site], shown: Example) -> tuple[list[Site], list[str]]:
+def _reached(
+    model: nn.Module, sites: list[Site], reached: set[nn.Module], shown: Example
+) -> tuple[list[Site], list[str]]:
     """The sites that a pass reaches, and the names of the others: dropouts that the model has and never calls."""
-    reached = reached_modules(model, shown.run)
     names = {name for name, module in model.named_modules() if module in reached or not shown.covers(name)}
     return [site for site in sites if site.name in names], [site.name for site in sites if site.name not in names]
 

@@ -7,10 +7,10 @@ a draw stays the model's own: only the call itself is answered, and only from th
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,116 +21,11 @@ from lbdrop._torch import remove_forward_hooks, transparent
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import inside_checkpoint
-from lbdrop.sites.calls import Call, answer_at_ones, call_of, innermost_module, is_coin
-from lbdrop.sites.effects import drops_at_ones
+from lbdrop.sites.calls import answer_at_ones, call_of, innermost_module, is_coin
+from lbdrop.sites.survey import NAME, Found
 from lbdrop.sources import source_of
 
-__all__ = ["NAME", "Draws", "Found", "answer_draws", "draws_of", "find_draws", "forget_draws"]
-
-NAME = "learned_draws"
-"""The child of a module that holds the dropouts of its draws."""
-TRIES = 8
-"""Further passes that look for the calls of layers that the first in training mode has skipped."""
-
-
-class Found(NamedTuple):
-    """A draw that was seen in a pass: in which module, which of its calls, and how it drops."""
-
-    module: str
-    key: str
-    rate: float
-    units: int
-    settings: Mapping[str, Any]
-    in_training_alone: bool = False
-    """Whether the module draws in training mode alone, so that it needs that mode wherever masks are drawn."""
-    at_ones: bool = False
-    """Whether its mask has ones where it drops, as the seeds of DropBlock are."""
-
-    @property
-    def name(self) -> str:
-        return ".".join(part for part in (self.module, NAME, self.key) if part)
-
-
-# ------------------------------------------------------------------------------------------------------------- finding
-
-
-class _Finder(TorchFunctionMode):
-    """Notes every call that draws, active or not, with its module and its number there."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.names = {module: name for name, module in model.named_modules()}
-        self.counts: dict[nn.Module, Counter[str]] = {}
-        self.seen: dict[tuple[nn.Module, str], Call] = {}
-
-    def begin(self, module: nn.Module, _: Any) -> None:
-        self.counts[module] = Counter()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            inside = transparent(func)
-            assert inside is not None
-            with self:
-                return inside(*args, **kwargs)
-        if is_coin(func, args, kwargs):
-            return torch.ones(())  # no layer is skipped: all draws are to be seen
-        call = call_of(func, args, kwargs)
-        module = None if call is None else innermost_module()
-        if call is not None and module is not None and module in self.names:
-            counts = self.counts.setdefault(module, Counter())
-            key = f"{call.kind}{counts[call.kind]}"
-            counts[call.kind] += 1
-            before = self.seen.get((module, key))
-            if before is None or not before.rate:
-                self.seen[module, key] = call
-        return func(*args, **kwargs)
-
-
-def draw_calls(model: nn.Module, run: Callable[[], Any]) -> dict[tuple[nn.Module, str], Call]:
-    """Every call that draws while ``run`` calls the model, by module and key."""
-    finder = _Finder(model)
-    hooks = [module.register_forward_pre_hook(finder.begin) for module in model.modules()]
-    try:
-        with finder:
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return finder.seen
-
-
-def find_draws(model: nn.Module, run: Callable[[], Any], skip: Collection[str]) -> list[Found]:
-    """The draws of a training pass that are on, but for those of modules that are skipped.
-
-    Runs the model in both modes; whoever calls this puts its buffers, modes and random state back.
-    """
-    names = {module: name for name, module in model.named_modules()}
-    model.eval()
-    at_test = {(names[module], key) for module, key in draw_calls(model, run)}
-    model.train()
-    seen = draw_calls(model, run)
-    for _ in range(TRIES):  # a layer may be skipped by chance
-        if not at_test - {(names[module], key) for module, key in seen}:
-            break
-        seen = draw_calls(model, run) | seen
-    found = []
-    for (module, key), call in seen.items():
-        name = names[module]
-        if name in skip or not 0 < call.rate < 1:
-            continue
-        others = {other for other, _ in at_test}
-        if name in others and (name, key) not in at_test:
-            raise DropoutError(
-                f"{name}: want the same calls of dropout in training and in evaluation, got {key} in training alone;"
-                " call it always, as in F.dropout(x, p, training=self.training)"
-            )
-        axis = 1 if call.settings.get("channels") else call.settings.get("unit_dim", -1)
-        units = call.x.shape[axis] if call.x.dim() > 1 else 1
-        at_ones = call.kind == "mask" and drops_at_ones(module)
-        rate = 1 - call.rate if at_ones else call.rate
-        found.append(Found(name, key, rate, units, call.settings, (name, key) not in at_test, at_ones))
-    return found
+__all__ = ["Draws", "answer_draws", "draws_of", "forget_draws"]
 
 
 class Draws(nn.Module):

@@ -11,7 +11,7 @@ from lbdrop._torch import OperationMode, tree_flatten
 from lbdrop.guards.snapshot import Snapshot
 from lbdrop.sites.calls import innermost_module
 
-__all__ = ["Example", "example_pass", "random_draws", "reached_modules", "same_outputs", "undisturbed"]
+__all__ = ["Example", "example_pass", "random_draws", "same_outputs", "undisturbed"]
 
 Run = Callable[[], Any]
 
@@ -79,21 +79,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         before.restore()
-
-
-def reached_modules(model: nn.Module, run: Run) -> set[nn.Module]:
-    """The modules that a pass in either mode calls: a layer that is skipped by chance in training is reached in eval mode."""
-    reached: set[nn.Module] = set()
-    hooks = [module.register_forward_pre_hook(lambda module, _: reached.add(module)) for module in model.modules()]
-    try:
-        with undisturbed(model):
-            for training in (True, False):
-                model.train(training)
-                run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return reached
 
 
 def same_outputs(before: Any, after: Any) -> bool:

@@ -6,24 +6,22 @@ The model's own coin, ``torch.rand([]) < rate``, is answered so that no layer is
 drops what the layer adds. Fan et al., Reducing Transformer Depth on Demand with Structured Dropout, 2020.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lbdrop._torch import remove_forward_hooks, tree_flatten
 from lbdrop.dropout import NoiseLayer
-from lbdrop.sites.calls import innermost_module, is_coin
-from lbdrop.sites.draws import NAME, Draws, Found, draws_of
+from lbdrop.sites.draws import Draws, draws_of
 from lbdrop.sites.example import Run, same_outputs, undisturbed
+from lbdrop.sites.survey import NAME, Found, Toss, look
 from lbdrop.sources import use_in
 
 __all__ = ["Skip", "answer_skips", "find_skips", "forget_skips"]
 
 KEY = "branch"
-COMPARISONS = {Tensor.lt, Tensor.__lt__, Tensor.le, Tensor.__le__, torch.lt, torch.le}
 
 
 class Skip(NamedTuple):
@@ -33,49 +31,13 @@ class Skip(NamedTuple):
     site: Found
 
 
-class _Coins(TorchFunctionMode):
-    """Lands every coin on one side, and notes who tossed it, at which rate, and which module came next inside of that."""
-
-    def __init__(self, model: nn.Module, side: float):
-        super().__init__()
-        self.names = {module: name for name, module in model.named_modules()}
-        self.side = side
-        self.last: tuple[nn.Module, Tensor] | None = None
-        self.rate = 0.0
-        self.found: list[tuple[str, str, float]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_coin(func, args, kwargs) and (module := innermost_module()) is not None:
-            self.last, self.rate = (module, torch.full((), self.side)), 0.0
-            return self.last[1]
-        if self.last is not None and func in COMPARISONS and args[0] is self.last[1]:
-            self.rate = float(args[1])
-        return func(*args, **kwargs)
-
-    def see(self, module: nn.Module, _: Any) -> None:
-        if self.last is not None and module in set(self.last[0].modules()):
-            self.found.append((self.names[self.last[0]], self.names[module], self.rate))
-            self.last = None
-
-
-def _toss(model: nn.Module, run: Run, side: float) -> tuple[list[tuple[str, str, float]], Any]:
-    """A training pass whose coins all land on one side: what they were for, and its output."""
-    coins = _Coins(model, side)
-    hooks = [module.register_forward_pre_hook(coins.see) for module in model.modules()]
-    try:
-        with undisturbed(model), coins:
-            model.train()
-            return coins.found, run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def find_skips(model: nn.Module, run: Run) -> list[Skip]:
+def find_skips(names: Mapping[nn.Module, str], tosses: Iterable[Toss]) -> list[Skip]:
     """The layers that a training pass may skip; those that it never does, by a rate of 0, are among them."""
-    found, _ = _toss(model, run, 1.0)
-    return [Skip(tosser, Found(layer, KEY, rate, 0, {"examples": True})) for tosser, layer, rate in found if rate < 1]
+    return [
+        Skip(names[each.tosser], Found(names[each.layer], KEY, each.rate, 0, {"examples": True}))
+        for each in tosses
+        if each.rate < 1
+    ]
 
 
 def answer_skips(model: nn.Module, run: Run, skips: list[Skip], make: Callable[[Found], NoiseLayer]) -> None:
@@ -87,7 +49,7 @@ def answer_skips(model: nn.Module, run: Run, skips: list[Skip], make: Callable[[
         return
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     with use_in(layers, _Closed(set())):
-        _, skipped = _toss(model, run, 0.0)
+        _, skipped = look(model, run, training=True, side=0.0)
     for tosser, site in skips:
         draws_of(model.get_submodule(tosser)).coins = True
         layer = model.get_submodule(site.module)

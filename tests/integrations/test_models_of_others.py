@@ -1,5 +1,6 @@
 """Models of transformers by name: every draw found, eval outputs as they were, predictions that vary."""
 
+import time
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -176,3 +177,10 @@ def test_t5_keeps_its_positions() -> None:
     with torch.no_grad(), masks.drawn(model, torch.Generator().manual_seed(0)):
         second = logits(model, turned)
     assert float((first - second).abs().max()) > 1e-3  # without positions only the rounding differs
+
+
+def test_conversion_of_twelve_layers_takes_tenths_of_a_second() -> None:
+    model = hf.BertForSequenceClassification(hf.BertConfig(**WIDTHS | {"num_hidden_layers": 12}))
+    started = time.process_time()
+    lbdrop.convert(model, verbose=False)
+    assert time.process_time() - started < 1.5  # a tenth of that, where checks of types and shapes are off
