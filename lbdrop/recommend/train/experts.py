@@ -38,6 +38,8 @@ MAX_USERS = 2_000
 """Validation users that the weights are chosen on; more take longer and tell little more."""
 MIN_EPOCHS = 5
 """A network of fewer epochs adds nothing to the linear model."""
+MOST_WORK = {"cpu": 3e13, "cuda": 3e15}
+"""Multiply-adds of a network that is trained without being asked for: on two cores, or a GPU, some ten minutes."""
 GRID = np.concatenate([[0.0], np.geomspace(0.5, 128, 17)])
 """Weights of the linear scores that are tried; 0 is the network alone."""
 
@@ -72,7 +74,8 @@ def fit_experts(
         settings: the network's.
         seed: draws the network's weights, order and masks.
         choose: keep the linear model alone where the network does not help, or has no time.
-        budget: seconds for everything; epochs of the network are as many as fit in.
+        budget: seconds for everything; epochs of the network are as many as fit in. Without, and where it chooses, as many as
+            ``MOST_WORK`` allows.
         training: further arguments of :func:`lbdrop.recommend.train.fit.fit`.
     """
     start = time.perf_counter()
@@ -85,15 +88,17 @@ def fit_experts(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = VAE(rows.shape[1], settings, users=rows.shape[0])
+    epochs, limit = settings.epochs, f"{budget or 0:g} s are no time for a network"
     if budget is not None:
-        left = budget - 2 * solved - (time.perf_counter() - start - solved)  # it is solved once more in the end
+        left = budget - 2 * solved  # it is solved once more in the end
         epochs = int(left / _seconds_per_epoch(network, rows, settings, linear.device, seed)) if left > 0 else 0
-        if epochs < settings.epochs:
-            settings = replace(settings, epochs=max(epochs, MIN_EPOCHS))
-            if choose and epochs < MIN_EPOCHS:
-                return Fitted(_released(linear, gram, held_out), None, None,
-                              f"the linear model alone: {budget:g} s are no time for a network")  # fmt: skip
-        network.settings = settings
+    elif choose:  # by counting, so that the same seed gives the same model on any machine of the kind
+        epochs = int(MOST_WORK.get(linear.device.type, MOST_WORK["cpu"]) / _work_per_epoch(network, rows))
+        limit = f"a network would take long on so much data ({Product.name!r} or budget= fits one)"
+    if epochs < settings.epochs:
+        if choose and epochs < MIN_EPOCHS:
+            return Fitted(_released(linear, gram, held_out), None, None, f"the linear model alone: {limit}")
+        network.settings = settings = replace(settings, epochs=max(epochs, MIN_EPOCHS))
     history = fit_network(network, rows, held_out, device=linear.device, seed=seed, **training)
     network.eval()
     product = Product(network, linear).to(linear.device)
@@ -167,6 +172,12 @@ def _released(linear: EDLAE, gram: Tensor, held_out: HeldOut) -> EDLAE:
     """The linear model with the validation users too."""
     linear.release(gram, held_out)
     return linear.solve(gram)
+
+
+def _work_per_epoch(network: VAE, rows: Any) -> float:
+    """Multiply-adds: each weight matrix but the table of items, forward twice and backward once, for each user."""
+    widths = [weight.numel() for name, weight in network.named_parameters() if weight.dim() > 1 and "table" not in name]
+    return 4.0 * rows.shape[0] * sum(widths)
 
 
 def _seconds_per_epoch(network: VAE, rows: Any, settings: Settings, device: torch.device, seed: int) -> float:

@@ -97,6 +97,24 @@ def test_budget_sets_the_epochs_of_the_network(split: Split, monkeypatch: pytest
     assert found.settings.epochs == len(found.history.epochs) == 7
 
 
+@pytest.mark.parametrize(("epochs", "kept"), [(7.5, Product), (4.5, EDLAE)])
+def test_much_data_get_fewer_epochs_or_no_network(
+    split: Split, monkeypatch: pytest.MonkeyPatch, epochs: float, kept: type
+) -> None:
+    monkeypatch.setattr(experts, "_work_per_epoch", lambda *args: experts.MOST_WORK["cpu"] / epochs)
+    monkeypatch.setattr(experts, "combine", lambda product, held_out: (0.01, 0.001))
+    long = replace(SMALL, epochs=50)
+    found = fit_experts(split.train.rows, split.validation, EDLAE(device="cpu"), long, choose=True, **FIT)
+    assert isinstance(found.model, kept)
+    assert found.settings is None or found.settings.epochs == 7
+    assert ("so much data" in found.reason) == (kept is EDLAE)
+
+
+def test_work_of_an_epoch_is_that_of_its_products() -> None:
+    network = experts.VAE(50, replace(SMALL, hidden=16, latent=8))
+    assert experts._work_per_epoch(network, np.zeros((10, 50))) == 4 * 10 * (16 * 16 + 16 * 16 + 8 * 50)
+
+
 def test_time_of_an_epoch_is_measured_without_training(split: Split) -> None:
     torch.manual_seed(0)
     network = experts.VAE(split.train.rows.shape[1], SMALL)
