@@ -1,8 +1,6 @@
 r"""From per-example losses to one loss whose backward pass serves weights and rates together.
 
-:class:`Objective` takes the model out of its wrappers, makes the rule and calls it. *How* rates are learned is a
-:class:`~lbdrop.rules.rule.Rule`, what it works with an :class:`~lbdrop.rules.evaluation.Evaluation`, and how gradients of
-rates come about :mod:`lbdrop.step`. Weights get theirs by autograd, averaged over all masks drawn.
+*How* rates are learned is a :class:`~lbdrop.rules.rule.Rule`; how their gradients come about, :mod:`lbdrop.step`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +16,9 @@ from lbdrop.errors import DropoutError
 from lbdrop.guards import processes, threads
 from lbdrop.guards.logit_range import clamp_logits
 from lbdrop.passes.price import DEFAULT_BUDGET
-from lbdrop.rules.choice import default_rule, refuse_unused_arguments
+from lbdrop.rules.choice import default_rule, look_around, refuse_unused_arguments
 from lbdrop.rules.evaluation import Evaluation, Runner
-from lbdrop.rules.rule import Rule, StatefulRule
+from lbdrop.rules.rule import Rule, StatefulRule, numbers
 
 __all__ = ["Objective", "parameter_groups"]
 
@@ -30,13 +28,10 @@ class Objective:
 
     Args:
         model: a model with learned dropouts (see :func:`lbdrop.convert`).
-        rule: how rates are learned; by default :class:`~lbdrop.rules.balanced.Balanced` if there is held-out data, otherwise
-            :class:`~lbdrop.rules.bound.Bound`, which wants ``examples``.
-        held_out: batches of data for the rates to follow: a ``DataLoader``, say. Losses are then asked for as
-            ``objective(losses, *batch)``.
+        rule: how rates are learned; by default balanced noise with held-out data, else the bound, which wants ``examples``.
+        held_out: batches for the rates to follow, as a ``DataLoader`` has; losses are then ``objective(losses, *batch)``.
         steps: with ``held_out``, how many training steps the run has.
-        examples: how many examples the training set has. With ``held_out``, the held-out examples join the training batches
-            once rates are frozen; without it they never do.
+        examples: how many there are in training; if given, those held out join training once rates are frozen.
         budget: what a step may cost on average, in plain steps, by default 1.25 (:mod:`lbdrop.passes.price`).
         estimator: instead, in every step: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's),
             ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
@@ -44,16 +39,14 @@ class Objective:
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
         unreached: ``"error"`` or ``"warn"``, about dropouts that a pass does not reach.
-        check: refuse losses and gradients that are NaN or infinite before anything is changed, and name them. On a GPU the
-            error comes from ``backward()``, about gradients from the next one; under a loss scale they are left to its scaler.
+        check: refuse losses and gradients that are NaN or infinite, and name them (:mod:`lbdrop.guards.finite`).
         generator: draws the masks; by default they follow from the global random state and the number of the process.
 
     Example:
         >>> model = lbdrop.convert(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2)), verbose=False)
         >>> objective = Objective(model, examples=100)
         >>> x, y = torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])
-        >>> loss = objective(lambda m: torch.nn.functional.cross_entropy(m(x), y, reduction="none"))
-        >>> loss.backward()
+        >>> objective(lambda m: torch.nn.functional.cross_entropy(m(x), y, reduction="none")).backward()
         >>> model[1].logit.grad is not None
         True
     """
@@ -84,6 +77,7 @@ class Objective:
         price = estimators.get(estimator) if estimator else float(budget or DEFAULT_BUDGET)
         self.runner = Runner(self.core, price, masks or 1, coupled, unreached, check, generator)
         self.model = model
+        self._last = torch.tensor(float("nan"))
 
     @property
     def layers(self) -> Mapping[str, NoiseLayer]:
@@ -106,21 +100,25 @@ class Objective:
         """The loss of one batch; ``losses`` takes the model, and the batch if given, and returns one loss per example."""
         learning, watch = torch.is_grad_enabled(), self.runner.watch
         if learning:
-            if self.runner.first_pass and not self.shared:
-                processes.warn_if_alone()
+            if self.runner.first_pass:
+                self._optimizers = look_around(self.core, self.rule, self.shared)
             clamp_logits(self.layers.values())
         watch.in_step = learning
         try:
-            with (
-                threads.training(self.core),
-                processes.per_process_randomness(next(iter(self.layers.values())).logit.device) as self.runner.seed,
-            ):
+            device = next(iter(self.layers.values())).logit.device
+            with threads.training(self.core), processes.per_process_randomness(device) as self.runner.seed:
                 evaluation = self.evaluation(losses, *batch)
                 result = processes.call_through_wrapper(self._wrapper, lambda: self.rule.loss(evaluation))
         finally:
             watch.in_step = False
         watch.backward(result)
+        self._last = result.detach() if learning else self._last
         return result
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The last training step's numbers, for any logger (:func:`lbdrop.rules.rule.numbers`); waits for the device."""
+        return numbers(self.rule, self._last, self.layers)
 
     def evaluation(self, losses: Callable[..., Tensor], *batch: Any) -> Evaluation:
         """One batch as a rule sees it."""

@@ -2,7 +2,8 @@
 
     python -m experiments.regret.run --half development --workers 2 --out results/here
 
-A line is one run of one contestant. Seeds come first: what is there when the time is over has all setups, with fewer seeds.
+A line is one run of one contestant. The contestants of the verdict come first, one seed after another: what is there
+when the time is over has all setups, with fewer seeds. Of Python packages torch, numpy and jaxtyping are enough.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import Any
 
 from experiments.processes import outcomes, usual_workers
 from experiments.regret.distribution import HALVES, draw
-from experiments.regret.runs import CONTESTANTS, Job
+from experiments.regret.runs import CONTESTANTS, GRID, Job
 from lbdrop.io.records import provenance
 
 __all__ = ["jobs", "main", "read"]
@@ -22,6 +23,12 @@ __all__ = ["jobs", "main", "read"]
 COUNT, SEEDS = 100, 5
 SEEDS_OF = {"bound": 2}
 """Of what takes longest, fewer."""
+ROUNDS: tuple[tuple[str, ...], ...] = (
+    ("balanced-layer", "balanced-model", *(f"fixed-{rate:g}" for rate in GRID)),
+    ("retrained", "fixed-0.1-retrained", "early"),
+    ("bound",),
+)
+"""What is run first, of all setups and seeds: where the time is over early, the verdict is there."""
 
 
 def read(places: Sequence[Path]) -> list[dict[str, Any]]:
@@ -72,20 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"contestant: want among {', '.join(CONTESTANTS)}, got {sorted(unknown)}")
     given.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    todo = jobs(given.half, given.count, range(given.seeds), names, given.data, read([*given.known, given.out]))
-    print(f"{len(todo)} setups and seeds to run", flush=True)
     with (given.out / f"{given.half}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"provenance": provenance("cpu"), "workers": given.workers}) + "\n")
-        results = outcomes(todo, given.workers)
-        for done, (_, lines) in enumerate(results, 1):
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        for wanted in ROUNDS:
             file.flush()
-            minutes = (time.monotonic() - began) / 60
-            if done % 20 == 0 or done == len(todo):
-                print(f"{done} of {len(todo)} after {minutes:.1f} minutes", flush=True)
-            if minutes > given.minutes:
-                results.close()
-                break
+            here = [name for name in wanted if name in names]
+            todo = jobs(given.half, given.count, range(given.seeds), here, given.data, read([*given.known, given.out]))
+            print(f"{', '.join(here)}: {len(todo)} setups and seeds to run", flush=True)
+            results = outcomes(todo, given.workers) if todo and here else ()
+            for done, (_, lines) in enumerate(results, 1):
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+                file.flush()
+                minutes = (time.monotonic() - began) / 60
+                if done % 20 == 0 or done == len(todo):
+                    print(f"{done} of {len(todo)} after {minutes:.1f} minutes", flush=True)
+                if minutes > given.minutes:
+                    print("the time is over; the same command goes on with what is missing", flush=True)
+                    return
 
 
 if __name__ == "__main__":

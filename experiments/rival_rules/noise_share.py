@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lbdrop.rules.measurements import MIN_MEASUREMENTS, Measurements
+from lbdrop.rules.measurements import MIN_MEASUREMENTS, Mean, Measurements
 
 __all__ = ["AT_LEAST", "AT_MOST", "MAX_STEP", "beyond", "correction"]
 
@@ -20,6 +20,13 @@ __all__ = ["AT_LEAST", "AT_MOST", "MAX_STEP", "beyond", "correction"]
 AT_LEAST, AT_MOST = 1 / 2, 1.0
 # By what factor the odds may change at one measurement, as a logarithm: what is far away is not known well.
 MAX_STEP = math.log(2)
+
+
+def cost_at(measurements: Measurements, odds: Float[Tensor, ""]) -> Mean:
+    """What the noise of all rates costs at these odds: a little noise costs in proportion to them."""
+    count, cost, _, square, _, total = measurements.sums[:6]
+    mean, factor = cost / count, odds.to(cost) / (total / count)
+    return Mean(mean * factor, ((square / count - mean**2).clamp(min=0) / count).sqrt() * factor)
 
 
 def correction(measurements: Measurements, odds: Float[Tensor, ""], distinct: float = math.inf) -> Float[Tensor, ""]:
@@ -30,7 +37,7 @@ def correction(measurements: Measurements, odds: Float[Tensor, ""], distinct: fl
         odds: the sum of the odds to drop.
         distinct: how many held-out batches differ: to see one again tells nothing new.
     """
-    (cost, cost_error), (gap, error) = measurements.cost(odds), measurements.gap(distinct)
+    (cost, cost_error), (gap, error) = cost_at(measurements, odds), measurements.gap(distinct)
     least, most = AT_LEAST * (gap - error), AT_MOST * (gap.clamp(min=0) + error)
     up, down = (least / (cost + cost_error)).log(), (most / (cost - cost_error)).log()
     # Comparisons with NaN, as after no measurement, are false.
@@ -40,6 +47,6 @@ def correction(measurements: Measurements, odds: Float[Tensor, ""], distinct: fl
 
 def beyond(measurements: Measurements, odds: Float[Tensor, ""], distinct: float = math.inf) -> tuple[Tensor, Tensor]:
     """Whether noise of these odds certainly costs less than half of the gap; how many times as much the gap is."""
-    (cost, cost_error), (gap, error) = measurements.cost(odds), measurements.gap(distinct)
+    (cost, cost_error), (gap, error) = cost_at(measurements, odds), measurements.gap(distinct)
     certain = (measurements.sums[0] > MIN_MEASUREMENTS) & (AT_LEAST * (gap - 2 * error) > cost + cost_error)
     return certain, (gap - error) / (cost + cost_error).clamp(min=torch.finfo(cost.dtype).tiny)

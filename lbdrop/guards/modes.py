@@ -1,12 +1,13 @@
 """Temporary states of a model, each restored at the end: eval mode, no cuDNN for recurrent layers, frozen parameters."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
-__all__ = ["eval_mode", "frozen", "without_cudnn_recurrence"]
+__all__ = ["eval_mode", "frozen", "warn_of_eval_mode", "without_cudnn_recurrence"]
 
 
 @contextmanager
@@ -44,3 +45,13 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def warn_of_eval_mode(model: nn.Module) -> None:
+    """Of a model that is trained as a whole in eval mode; parts of it may be on purpose."""
+    if not any(module.training for module in model.modules()):
+        warnings.warn(
+            "objective: want a model in training mode, got one in eval mode, as from_pretrained returns it: learned masks are"
+            " drawn all the same, but other dropout is off and running statistics stay; call model.train() before training",
+            stacklevel=4,
+        )

@@ -14,18 +14,19 @@ unit has more noise.
 The half is that of ridge regression, which dropout of a linear model's inputs is. With noise of variance $\sigma^2$, weights of
 prior variance $\tau^2$ and orthogonal inputs the best penalty is $\lambda = \sigma^2 / \tau^2$; there it costs
 $\lambda \lVert w \rVert^2 / n = \sigma^2 \mathrm{df} / n$, while a fit of that many degrees of freedom is optimistic by
-$2 \sigma^2 \mathrm{df} / n$. Elsewhere no other share was found to do better (LOG.md).
+$2 \sigma^2 \mathrm{df} / n$. Cost and gap are uncertain, and rates go no further from their start than both are known
+(:mod:`lbdrop.rules.targets`).
 
 Phases. Warm-up: nothing is over-fitted at first, and a little noise helps weights to find their way (Liu et al., Dropout
-Reduces Underfitting, ICML 2023); rates start at .05 and only rise. If at the end of warm-up the noise costs more than the gap,
-by two standard errors, dropout is switched off for the rest of the run. Measuring: rates rise and fall. Frozen: after two
-fifths of the run rates stay what they are, very small ones are off, and the held-out examples join the training batches.
+Reduces Underfitting, ICML 2023); rates start at .05 and only rise. If at its end the noise costs more than the gap, by two
+standard errors, dropout is off for the rest of the run. Measuring: rates rise and fall. Frozen: after two fifths of the run
+rates stay what they are, very small ones are off, and the held-out examples join the training batches. A run whose first epoch
+lasts that long is frozen at once: nothing could be known.
 """
 
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,52 +36,19 @@ from torch import Tensor, nn
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
+from lbdrop.rules import cautions
+from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut
 from lbdrop.rules.measurements import MasksAt, Measurements, losses_at, shift_sums, sums_of
 from lbdrop.rules.rule import Phase
+from lbdrop.rules.targets import log_changes
 from lbdrop.rules.unit_costs import UnitCosts, unit_costs
 
-__all__ = ["CONSTANTS", "Balanced", "Constants"]
+__all__ = ["CONSTANTS", "Balanced"]
 
 
-@dataclass(frozen=True)
-class Constants:
-    """What the rule fixes for everybody."""
-
-    cost_share: float = 0.5
-    """The share of the generalisation gap that noise costs."""
-    cost_power: float = 0.5
-    """The power of a layer's unit cost by which it has less noise; 1 would make all layers cost the same."""
-    start: float = 0.05
-    """Where rates start, and stay at least during warm-up."""
-    warm_up: float = 0.2
-    """How long warm-up is, as a share of the steps until rates are frozen."""
-    min_rate: float = 0.001
-    max_rate: float = 0.7
-    off_below_rate: float = 0.02
-    """Smaller rates are off when rates are frozen."""
-    z_too_costly: float = 2.0
-    """How many standard errors the cost has to be above the gap, at the end of warm-up, for dropout to be switched off."""
-    every: int = 8
-    every_in_warm_up: int = 4
-    """How many training steps to one measurement, at most."""
-    measurements_per_run: int = 40
-    """How many measurements there are at least until rates are frozen, if there are as many steps."""
-    windows: int = 10
-    """Earlier measurements are forgotten over this fraction of them."""
-    layers_per_measurement: int = 2
-    """How many layers' noise is measured alone each time: all have their turn."""
-    min_cost_share: float = 0.01
-    """A layer counts as no cheaper than this share of the costliest, or chance would decide."""
-    max_step: float = math.log(2)
-    """By what factor the odds may change at one measurement, as a logarithm."""
-    shift_steps: int = 20
-    """How many steps at the end of the first epoch measure how much harder held-out data are."""
-
-
-CONSTANTS = Constants()
 # The logit of a rate that is off: its keep rate is 1.
 OFF_LOGIT = 50.0
 
@@ -156,9 +124,9 @@ class Balanced:
                 stacklevel=2,
             )
         # The state of a run.
-        self.step, self.judged, self.done = 0, False, not self.moving
+        self.step, self.calls, self.judged, self.done = 0, 0, False, not self.moving
         self.off: list[int] = []
-        self.measurements = Measurements(len(self.logits))
+        self.measurements, self.rise = Measurements(len(self.logits)), cautions.Rise()
         self.unit_costs = {rate: UnitCosts(self.logits[rate]) for rate in self.moving if self.logits[rate].numel() > 1}
 
     # --------------------------------------------------------------------------------------------------- phase and state
@@ -176,10 +144,10 @@ class Balanced:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "step": self.step, "judged": self.judged, "frozen": self.done, "off": list(self.off),
+            "step": self.step, "calls": self.calls, "judged": self.judged, "frozen": self.done, "off": list(self.off),
             # As in the model's state: a rule made after that was loaded has put them back to where they start.
             "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving},
-            "measurements": self.measurements.state_dict(), "held_out": self.held_out.state_dict(),
+            "measurements": self.measurements.state_dict(), "rise": self.rise.before, "held_out": self.held_out.state_dict(),
             "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()},
         }  # fmt: skip
 
@@ -192,13 +160,26 @@ class Balanced:
                 " as for the saved run, then make the objective"
             )
         self.step, self.judged, self.done, self.off = state["step"], state["judged"], state["frozen"], [*state["off"]]
+        self.calls = state.get("calls", self.step)
         for rate, logit in state["logits"].items():
             self.logits[rate].data.copy_(logit)
         self.measurements.load_state_dict(state["measurements"])
+        self.rise.before = state["rise"].clone()
         self.held_out.load_state_dict(state["held_out"])
         for rate, costs in self.unit_costs.items():
             costs.load_state_dict(state["unit_costs"][rate])
         self._follow_phase()
+
+    @property
+    def report(self) -> dict[str, Tensor]:
+        """What was measured last; NaN before a first measurement."""
+        m = self.measurements
+        return {
+            "plain_loss": m.plain,
+            "held_out_loss": m.held_out.value,
+            "gap": m.gap().value,
+            "cost": m.sums[1] / m.sums[0],
+        }
 
     def restart(self) -> None:
         self.held_out.restart()
@@ -209,6 +190,9 @@ class Balanced:
         if not torch.is_grad_enabled():
             return self._noisy_loss(evaluation)
         self.first_epoch.note(evaluation, self.logits[0].device)
+        self.calls += 1
+        if self.calls == self.steps + 1:
+            cautions.warn_of_steps(self.steps)
         if self.phase == "frozen":
             if self.examples is not None:
                 evaluation = evaluation.with_batch(self.held_out.mixed(evaluation.batch, self.examples))
@@ -216,6 +200,10 @@ class Balanced:
         expected = self._noisy_loss(evaluation)
         if self.step == 0:
             self._try_held_out(evaluation)
+            if self.first_epoch.outlasts:
+                cautions.warn_of_short_run(self.first_epoch.length, self.frozen_after)
+                self._freeze([])
+                return expected
         if self.step in self.first_epoch.last():
             self._measure_shift(evaluation)
         every = min(self.every, CONSTANTS.every_in_warm_up) if self.phase == "warm-up" else self.every
@@ -228,6 +216,11 @@ class Balanced:
                 self._freeze(self.moving)
         if self.step >= self.frozen_after and self.phase != "frozen":
             tiny = logit_of(CONSTANTS.off_below_rate)
+            levels = {id(self.logits[rate]): self._level(rate) for rate in self.moving}
+            cautions.warn_of_ceiling(
+                [name for name, layer in self.layers.items() if cautions.at_ceiling(levels, layer)]
+            )
+            self.rise.warn(self.measurements)
             self._freeze([rate for rate in self.moving if bool((self._level(rate) > tiny).all())])
         return expected
 
@@ -273,6 +266,7 @@ class Balanced:
         sums, costs, then, *costs_of_units = found.split([len(sums), count, count, *map(len, costs_of_units)])
         keep, keep_alone = 1 - 1 / self.window, 1 - 1 / max(2.0, self.window * count / len(self.moving))
         self.measurements.add(sums, turn, torch.stack([costs, then]), keep, keep_alone)
+        self.rise.note(self.measurements, odds[self.moving])
         for rate, units in zip(self.unit_costs, costs_of_units, strict=True):
             self._units_of(rate).add(units, keep)
         return odds
@@ -291,19 +285,8 @@ class Balanced:
 
     def _move(self, odds: Float[Tensor, "rates"]) -> None:
         """All rates, to where their noise costs what it should; makes no GPU wait."""
-        c, now, alone = CONSTANTS, odds[self.moving], self.measurements.alone[:, self.moving]
-        (cost, error), gap = self.measurements.cost(now.sum()), self.measurements.gap().value
-        # A cost that is not told apart from nothing counts as much as it may be.
-        factor = (c.cost_share * gap.clamp(min=0) / torch.maximum(cost, error)).log().clamp(-c.max_step, c.max_step)
-        unit_cost = torch.where(alone[1] > 0, alone[0] / alone[1], cost / now.sum())  # some have not had their turn yet
-        unit_cost = torch.maximum(unit_cost, c.min_cost_share * unit_cost.max())
-        unit_cost = unit_cost.clamp(min=torch.finfo(unit_cost.dtype).tiny)
-        share = unit_cost**-c.cost_power
-        # In these proportions, what noise would cost as much as now; and by the factor more or less.
-        then = share * (unit_cost * now).sum() / (unit_cost * share).sum() * factor.exp()
-        change = (then / now).log().clamp(-c.max_step, c.max_step)
-        enough, warm_up = self.measurements.enough, self.phase == "warm-up"
-        change = torch.where(enough & change.isfinite(), change, 0.0)
+        c, warm_up = CONSTANTS, self.phase == "warm-up"
+        change = log_changes(self.measurements, odds, self.moving)
         low, high = logit_of(c.max_rate), logit_of(c.start if warm_up else c.min_rate)
         for rate, step in zip(self.moving, change, strict=True):
             # By .data: the losses of this step wait for their backward pass, and rates have no gradient in them.
@@ -315,7 +298,8 @@ class Balanced:
             units.level = (units.level - step).clamp(low, high)
             # During warm-up a little noise is wanted everywhere: all units have the odds of the layer.
             shares = units.shares() if not warm_up else torch.ones_like(units.sums)
-            data.copy_((units.level - torch.where(enough, shares, 1.0).log()).clamp(low, logit_of(c.min_rate)))
+            shares = torch.where(self.measurements.enough, shares, 1.0)
+            data.copy_((units.level - shares.log()).clamp(low, logit_of(c.min_rate)))
 
     def _units_of(self, rate: int) -> UnitCosts:
         return self.unit_costs[rate].on(self.logits[rate].device)
@@ -332,11 +316,8 @@ class Balanced:
 
     def _is_too_costly(self) -> bool:
         """Once, at the end of warm-up: whether noise certainly costs more than the gap; waits for the device."""
-        cost, (gap, error) = (
-            self.measurements.cost(self.measurements.odds),
-            self.measurements.gap(self.first_epoch.distinct),
-        )
-        above = cost.value > gap.clamp(min=0) + CONSTANTS.z_too_costly * error
+        (cost, _), (gap, error) = self.measurements.unit_cost(), self.measurements.gap(self.first_epoch.distinct)
+        above = cost * self._odds()[self.moving].sum() > gap.clamp(min=0) + CONSTANTS.z_too_costly * error
         self.judged, too_costly = torch.stack([self.measurements.enough, above]).tolist()
         return self.judged and too_costly
 

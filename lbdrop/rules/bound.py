@@ -41,6 +41,7 @@ class Bound:
                 f" weight={weight}"
             )
         self.examples, self.s, self.prior_keep, self.weight = examples, s, prior_keep, weight
+        self.report: dict[str, Tensor] = {}
         self.consumers = {
             name: [model.get_submodule(consumer) for consumer in found.consumers]
             for name, found in neighbours(model).items()
@@ -50,7 +51,9 @@ class Bound:
         expected = evaluation.losses().mean()
         if not self.weight:
             return expected
-        return expected + self.weight / self.examples * self.kl(evaluation.layers)
+        kl = self.weight / self.examples * self.kl(evaluation.layers)
+        self.report = {"kl": kl.detach()}
+        return expected + kl
 
     def kl(self, layers: Mapping[str, NoiseLayer]) -> Float[Tensor, ""]:
         """The KL of all layers, up to a constant."""

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from lbdrop.dropout import learned_layers
+from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.guards import modes, processes
+from lbdrop.guards.optimizers import OptimizerWatch
 from lbdrop.rules.balanced import Balanced
 from lbdrop.rules.bound import Bound
 from lbdrop.rules.rule import HeldOutRule, Rule
 
-__all__ = ["default_rule", "refuse_unused_arguments"]
+__all__ = ["default_rule", "look_around", "refuse_unused_arguments"]
 
 
 def default_rule(
@@ -78,3 +80,13 @@ def refuse_unused_arguments(model: nn.Module, rule: Rule | None, **arguments: An
         raise DropoutError(
             f"{sorted(unused)[0]}: want it with learned Bernoulli dropouts, got a model without; leave it out"
         )
+
+
+def look_around(model: nn.Module, rule: Rule, shared: bool) -> OptimizerWatch:
+    """Before the first step: warnings about processes and modes; the optimisers are watched, as they make their steps."""
+    if not shared:
+        processes.warn_if_alone()
+    modes.warn_of_eval_mode(model)
+    learns = {} if isinstance(rule, HeldOutRule) else noise_layers(model)
+    logits = {name: each.logit for name, each in learns.items() if isinstance(each.logit, nn.Parameter)}
+    return OptimizerWatch(model, {name: logit for name, logit in logits.items() if logit.requires_grad})

@@ -37,9 +37,14 @@ class FirstEpoch:
         if batch:
             self.length = int(float(self.examples or 0) / batch)
 
+    @property
+    def outlasts(self) -> bool:
+        """Whether it is known to be over too late."""
+        return self.length is not None and self.length > self.until
+
     def last(self) -> range:
         """Its last steps; none where its length cannot be known, or not in time."""
-        if self.length is None or self.length > self.until:
+        if self.length is None or self.outlasts:
             return range(0)
         return range(max(0, self.length - self.lasts), self.length)
 

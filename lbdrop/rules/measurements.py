@@ -27,7 +27,8 @@ MIN_MEASUREMENTS = 4.0
 # By how many standard errors, of how many measurements at least, held-out data have to be harder for a shift to count.
 Z_SHIFT, MIN_SHIFT_MEASUREMENTS = 4.0, 5
 
-Sums = Float[Tensor, "6"]
+TENSORS = "sums", "shift_sums", "alone"
+Sums = Float[Tensor, "9"]
 
 
 class Mean(NamedTuple):
@@ -69,10 +70,14 @@ def sums_of(
     held_out: Float[Tensor, "other"],
     odds: Float[Tensor, ""],
 ) -> Sums:
-    """What one measurement adds: a one, cost, gap, their squares, and the odds. Sums of several processes add up."""
+    """What one measurement adds: a one, cost, gap, their squares, odds, plain loss, cost × odds and odds².
+
+    Sums of several processes add up.
+    """
     trained = plain.double().mean()
     cost, gap = noisy.double().mean() - trained, held_out.double().mean() - trained
-    return torch.stack([torch.ones_like(cost), cost, gap, cost**2, gap**2, odds.to(cost)])
+    odds = odds.to(cost)
+    return torch.stack([torch.ones_like(cost), cost, gap, cost**2, gap**2, odds, trained, cost * odds, odds**2])
 
 
 def shift_sums(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"]) -> Float[Tensor, "3"]:
@@ -87,7 +92,7 @@ class Measurements:
     def __init__(self, rates: int):
         self.count = 0
         """How many measurements there were."""
-        self.sums: Sums = torch.zeros(6, dtype=torch.float64)
+        self.sums: Sums = torch.zeros(9, dtype=torch.float64)
         self.shift_sums: Float[Tensor, "3"] = torch.zeros(3, dtype=torch.float64)
         self.alone: Float[Tensor, "2 rates"] = torch.zeros(2, rates, dtype=torch.float64)
         """Of the noise of each rate alone: its cost, and the odds at which it was measured."""
@@ -106,20 +111,26 @@ class Measurements:
         self.alone = torch.where(finite, updated, self.alone)
 
     @property
+    def plain(self) -> Float[Tensor, ""]:
+        """The loss of training examples without noise."""
+        return self.sums[6] / self.sums[0]
+
+    @property
+    def held_out(self) -> Mean:
+        """The loss of held-out examples."""
+        return Mean(self.plain + self.sums[2] / self.sums[0], self.gap().error)
+
+    @property
     def enough(self) -> Tensor:
         # With several processes one measurement counts several times in the sums, and still is one.
         return (self.sums[0] > MIN_MEASUREMENTS) & (self.count > MIN_MEASUREMENTS)
 
-    @property
-    def odds(self) -> Float[Tensor, ""]:
-        """The sum of the odds to drop at which the noise was measured."""
-        return self.sums[5] / self.sums[0]
-
-    def cost(self, odds: Float[Tensor, ""]) -> Mean:
-        """What the noise of all rates costs at these odds: a little noise costs in proportion to them."""
-        count, mean, square = self.sums[0], self.sums[1] / self.sums[0], self.sums[3] / self.sums[0]
-        factor = odds.to(mean) / self.odds
-        return Mean(mean * factor, ((square - mean**2).clamp(min=0) / count).sqrt() * factor)
+    def unit_cost(self) -> Mean:
+        """What noise costs for its odds; its error is what is left where costs are in proportion to odds, which change."""
+        _, cost, _, cost2, _, odds, _, product, odds2 = self.sums
+        value = cost / odds
+        left = (cost2 - 2 * value * product + value**2 * odds2).clamp(min=0)
+        return Mean(value, left.sqrt() / odds)
 
     def gap(self, distinct: float = math.inf) -> Mean:
         """The generalisation gap; ``distinct`` is how many held-out batches differ: to see one again tells nothing new."""
@@ -137,8 +148,9 @@ class Measurements:
         return torch.where(certain, mean, 0.0), torch.where(certain, variance, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "sums": self.sums, "shift_sums": self.shift_sums, "alone": self.alone}
+        return {"count": self.count} | {name: getattr(self, name) for name in TENSORS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
-        self.sums, self.shift_sums, self.alone = (state[name].clone() for name in ("sums", "shift_sums", "alone"))
+        for name in TENSORS:
+            setattr(self, name, state[name].clone())

@@ -107,7 +107,7 @@ def test_rate_of_a_linear_regression_ends_near_its_best_from_far_below_and_far_a
     best = min(at_rate(train, held_out, rate)[0] for rate in grid)
     balanced = next(rate for rate in grid if at_rate(train, held_out, rate)[1] >= C.cost_share)
     model = trained(lambda m, n: Balanced(m, [held_out], steps=n, share=0.9, start=start, masks=4), train)
-    assert model[0].p == pytest.approx(balanced, abs=0.06)
+    assert model[0].p == pytest.approx(balanced, abs=0.08)
     assert at_rate(train, held_out, model[0].p)[0] < 1.03 * best
     assert at_rate(train, held_out, 0.01)[0] > 1.2 * best  # there is something to gain
     assert at_rate(train, held_out, 0.7)[0] > 1.05 * best
@@ -159,7 +159,9 @@ def test_rates_only_rise_in_warm_up_and_are_off_after_it_where_noise_is_certainl
         objective(squares, x, y)
         rates.append(model[0].p)
     early = round(C.warm_up * rule.frozen_after)
-    assert rates[: early - 1] == pytest.approx([C.start] * (early - 1))
+    assert min(rates[: early - 1]) > C.start - 1e-6
+    assert rates[0] == pytest.approx(C.start)
+    assert rates[early - 2] < C.prior_rate  # held-out data are the training data, so that there is no gap at all
     assert rates[-1] < 1e-20
     assert rule.phase == "frozen"
     assert rule.step == early
@@ -184,18 +186,27 @@ def run_with_gaps(gaps: list[tuple[float, float]], steps: int = 500) -> tuple[Ba
 
 
 def test_rate_falls_and_can_rise_again_where_noise_is_not_certainly_too_costly() -> None:
-    rule, rates = run_with_gaps([(-2.0, 2.0), (2.0, 2.0)])
-    assert min(rates) < 0.01
+    rule, rates = run_with_gaps([(2.0, 2.0), (0.0, 0.0), (2.0, 2.0)], steps=900)
+    third = rule.frozen_after // 3
+    assert max(rates[:third]) > 2 * C.start
+    assert min(rates[third : 2 * third]) < 0.5 * C.start
     assert rates[-1] > 2 * C.start
     assert rule.phase == "frozen"
 
 
-@pytest.mark.parametrize(("gaps", "end"), [((1e6, 1e6), C.max_rate), ((-100.0, 60.0), C.min_rate)])
-def test_rate_stays_in_its_range(gaps: tuple[float, float], end: float) -> None:
-    _, rates = run_with_gaps([gaps])
-    assert rates[-2] == pytest.approx(end)
-    assert C.min_rate - 1e-6 < min(rates[:-1])
+def test_gap_that_is_not_told_apart_from_nothing_leaves_rates_near_their_start() -> None:
+    _, rates = run_with_gaps([(-100.0, 102.0)])
+    assert 0.5 * C.start < min(rates)
+    assert max(rates) < 2 * C.start
+
+
+def test_rate_stays_in_its_range() -> None:
+    with pytest.warns(UserWarning, match="'0' frozen at 0.7, the highest rate there is"):
+        _, rates = run_with_gaps([(1e6, 1e6)])
+    assert rates[-2] == pytest.approx(C.max_rate, abs=0.01)
     assert max(rates) < C.max_rate + 1e-6
+    _, rates = run_with_gaps([(2.0, 2.0), (-1.0, -1.0)])
+    assert C.min_rate - 1e-6 < min(rates[:-1]) < 3 * C.min_rate
 
 
 def test_rate_without_a_gradient_stays_and_the_others_move() -> None:
@@ -240,6 +251,13 @@ def test_short_run_measures_more_often() -> None:
     assert Balanced(model, [(x, y)], steps=10, every=5).every == 5
 
 
+def steps(objective: Objective, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    for _ in range(20):
+        optimizer.zero_grad()
+        objective(cross_entropies, x, y).backward()
+        optimizer.step()
+
+
 def test_rates_of_the_converted_model_do_not_matter() -> None:
     ends = []
     for rate in (0.05, 0.7):
@@ -248,32 +266,48 @@ def test_rates_of_the_converted_model_do_not_matter() -> None:
         objective = Objective(model, held_out=[(x, 2 - y)], steps=50)
         assert isinstance(objective.rule, Balanced)
         optimizer = torch.optim.Adam(parameter_groups(model, lr=0.1))
-        for _ in range(20):
-            optimizer.zero_grad()
-            objective(cross_entropies, x, y).backward()
-            optimizer.step()
+        with pytest.warns(UserWarning, match="the highest rate there is"):  # held-out answers are wrong ones
+            steps(objective, optimizer, x, y)
         ends.append([model[0].p, model[3].p])
     assert ends[0] == ends[1]
     assert max(ends[0]) > 2 * C.start
 
 
-@pytest.mark.parametrize(("epochs", "given"), [(0.5, True), (8, True), (8, False)])
+@pytest.mark.parametrize("given", [True, False])
 def test_harder_held_out_data_raise_noise_only_where_the_number_of_examples_is_not_given(
-    epochs: float, given: bool
+    given: bool,
 ) -> None:
-    """Plenty of examples and little to over-fit, in a run that ends in its first epoch and in one that goes on."""
+    """Plenty of examples and little to over-fit."""
     torch.manual_seed(0)
     model, x, y = linear(10, 1200, 0.5)
     _, more, answers = linear(10, 2200, 0.5)
     worse = answers[1200:] + 5 * torch.randn(1000, dtype=torch.float64)
     batches = list(zip(x.split(20), y.split(20), strict=True))
-    rule = Balanced(
-        model, [(more[1200:], worse)], steps=int(epochs * len(batches)), examples=1200 if given else None, every=1
-    )
+    rule = Balanced(model, [(more[1200:], worse)], steps=8 * len(batches), examples=1200 if given else None, every=1)
     model[1].weight.data += 0.02 * torch.randn(1, 10, dtype=torch.float64)
     objective = Objective(model, rule)
     for step in range(rule.frozen_after):
         objective(squares, *batches[step % len(batches)]).backward()
     assert (model[0].p > 0.3) != given
     assert model[0].p <= C.start + 1e-6 or not given
-    assert (rule.measurements.count > 0) == (epochs > 1)  # in a first epoch nothing is compared
+
+
+def test_run_too_short_to_measure_keeps_the_start_releases_held_out_data_at_once_and_says_so() -> None:
+    model, x, y = linear(4, 60, 0.5)
+    rule = Balanced(model, [(x + 100, y)], steps=12, examples=60, start=0.2)  # two epochs of six batches
+    objective, seen = Objective(model, rule), []
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(bool((x > 50).any()) and model.training)
+        return squares(model, x, y)
+
+    with pytest.warns(
+        UserWarning, match=r"got one of 6 steps, frozen after 5: .* rates stay where they start, and held-out"
+    ):
+        objective(losses, x[:10], y[:10]).backward()
+    seen.clear()
+    objective(losses, x[10:20], y[10:20]).backward()
+    assert seen == [True]
+    assert rule.phase == "frozen"
+    assert model[0].p == pytest.approx(0.2)
+    assert rule.measurements.count == 0

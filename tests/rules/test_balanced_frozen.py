@@ -166,3 +166,31 @@ def test_impossible_settings_are_refused() -> None:
         Balanced(model, [(x, y)], steps=100, start=0.9)
     with pytest.raises(DropoutError, match="convert"):
         Balanced(nn.Linear(2, 2), [(x, y)], steps=100)
+
+
+# ------------------------------------------------------------------------------------------------------------ warnings
+
+
+def calls(objective: Objective, losses: Any, batch: tuple[Tensor, Tensor], count: int) -> None:
+    for _ in range(count):
+        objective(losses, *batch)
+
+
+def test_more_calls_than_steps_are_warned_of_once() -> None:
+    model, x, y = small_classifier()
+    objective = Objective(model, Balanced(model, [(x, y)], steps=5))
+    calls(objective, cross_entropies, (x, y), 5)
+    with pytest.warns(UserWarning, match="want 5 calls of the objective, as steps= said, got one more") as said:
+        calls(objective, cross_entropies, (x, y), 3)
+    assert len(said) == 1
+
+
+def test_held_out_loss_that_rises_after_the_rates_is_warned_of() -> None:
+    model, train, held_out, _ = over_fitted(C.cost_share, copies=8)
+    x, y = held_out
+    later = [held_out]
+    objective = Objective(model, Balanced(model, later, steps=400, every=1))
+    calls(objective, squares, train, 100)
+    later[0] = x, y + 2
+    with pytest.warns(UserWarning, match="held-out loss has risen from .* to .* since rates rose"):
+        calls(objective, squares, train, 60)
