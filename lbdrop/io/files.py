@@ -25,8 +25,8 @@ LOCK, MARK = "lock", b"lbdrop: work in progress\n"
 """A file in a folder of unfinished work, and what it says; so no other program's folder is taken for one."""
 PART = r"[^/]+-\d+\.part"
 """The name of what is written beside its target, as a pattern."""
-HOLES_MATTER = 1 << 20
-"""Bytes from which a file must have no holes."""
+MAX_HOLES = 1 << 20
+"""Bytes of holes in a file."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device"}  # fmt: skip
 
@@ -36,20 +36,19 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def check_plain(path: Path, inside: Path | None = None) -> int:
-    """The bytes of a plain file; an error if it is another thing, mostly holes, or a link to a place that is not ``inside``.
+def check_plain(path: Path, inside: Path | None = None, holes: int = MAX_HOLES) -> int:
+    """The bytes of a plain file; an error if it is another thing, a link to a place that is not ``inside``, or mostly holes.
 
-    A FIFO would be waited for, a device read for ever, and a terabyte of holes costs nothing to send.
+    A FIFO would be waited for, a device read for ever, and a terabyte of holes costs nothing to send. But some file systems
+    make holes of zeros: where size and content are checked anyway, more of them may be allowed.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise DropoutError(f"{path}: want a file, got {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}")
     if inside is not None and not real(path).is_relative_to(real(inside)):
         raise DropoutError(f"{path}: want a file of this folder, got a link to {real(path)}; copy the file there")
-    if found.st_size > HOLES_MATTER and hasattr(os, "SEEK_HOLE"):
-        with path.open("rb") as file:
-            if os.lseek(file.fileno(), 0, os.SEEK_HOLE) < found.st_size:
-                raise DropoutError(f"{path}: want a whole file, got one with holes; copy it with cp --sparse=never")
+    if found.st_size - 512 * getattr(found, "st_blocks", found.st_size) > holes and _has_holes(path, found.st_size):
+        raise DropoutError(f"{path}: want a whole file, got one with holes; copy it with cp --sparse=never")
     return found.st_size
 
 
@@ -174,6 +173,14 @@ def _check_work(folder: Path, ours: str) -> None:
             f"{folder}: want unfinished work of lbdrop or a new folder, got {found[0].relative_to(folder)} there, which would"
             " be lost; move it elsewhere, or choose another place"
         )
+
+
+def _has_holes(path: Path, size: int) -> bool:
+    try:
+        with path.open("rb") as file:
+            return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < size
+    except (AttributeError, OSError):  # of systems that know no holes; reading tells of other errors
+        return False
 
 
 def _check_replaceable(path: Path) -> None:

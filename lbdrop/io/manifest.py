@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from lbdrop.errors import DropoutError, first_line
-from lbdrop.io.files import check_plain
+from lbdrop.io.files import MAX_HOLES, check_plain
 from lbdrop.io.records import package_version, parse_json
 
 __all__ = ["Kind", "faults_of_files", "header_of", "is_ours", "read_header", "reading", "sealed", "write_header"]
 
-MAX_HEADER = 1 << 24
+MAX_HEADER, MAX_KNOWN_HOLES = 1 << 24, 1 << 31
 BLANK = "0" * 64
 SEAL = re.compile(rb'(?<="seal": ")[0-9a-f]{64}(?="\n}\n\Z)')
 
@@ -121,7 +121,7 @@ def faults_of_files(folder: Path, kind: Kind, header: Json) -> Iterator[str]:
     for name in sorted(there | listed.keys()):
         path, entry = folder / name, listed.get(name)
         try:
-            size = check_plain(path, folder)
+            size = check_plain(path, folder, MAX_HOLES if entry is None else MAX_KNOWN_HOLES)
         except FileNotFoundError:
             yield f"{folder}: want {kind.what}, got no {name} there"
         except DropoutError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from lbdrop.errors import DropoutError
 from lbdrop.io import files
-from lbdrop.io.files import disk_errors, locked, remove, replacing
+from lbdrop.io.files import check_plain, disk_errors, locked, remove, replacing
 
 DEAD = 2**22 + 1
 """No process has this number: Linux stops at 2²²."""
@@ -115,3 +115,11 @@ def test_lock_of_a_removed_folder_leaves_the_next_holder_its_own(tmp_path: Path)
         pass
     following.__exit__(None, None, None)
     assert not place.exists()
+
+
+def test_file_of_holes_is_refused_where_nothing_else_tells_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(DropoutError, match="want a whole file, got one with holes; copy it with cp --sparse=never"):
+        check_plain(path)

@@ -88,7 +88,7 @@ def test_special_files_are_refused_before_they_are_read(folder: Path, tmp_path: 
         "got a device": lambda: path.symlink_to("/dev/zero"),  # which never ends
         "got a folder": path.mkdir,
         "got a link to .*outside": lambda: path.symlink_to(outside),
-        "with holes": sparse,
+        "1,099,511,627,776|with holes": sparse,
     }
     for said, harm in harms.items():
         path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
@@ -113,3 +113,11 @@ def test_older_format_is_read_with_a_notice_but_not_if_its_seal_is_broken(folder
     (folder / "head.json").write_text(json.dumps(header | {"format": 2}))
     with pytest.warns(UserWarning, match="saved by an earlier version"):
         read_header(folder, KIND)
+
+
+def test_zeros_that_a_file_system_stores_as_holes_are_whole(folder: Path) -> None:
+    (folder / "a.bin").unlink()
+    os.truncate(os.open(folder / "a.bin", os.O_CREAT | os.O_WRONLY), 1 << 22)
+    (folder / "head.json").unlink()
+    write_header(folder, KIND, {})
+    assert read_header(folder, KIND)["files"]["a.bin"]["bytes"] == 1 << 22
