@@ -49,6 +49,15 @@ def test_fit_keeps_a_foreign_folder_of_unfinished_work(place: Path, name: str) -
     assert not (place / "new").exists()
 
 
+def test_fit_removes_what_a_killed_fit_left(place: Path) -> None:
+    put(place / "new.unfinished" / "lock", MARK.decode())
+    put(
+        place / "new.unfinished" / "epoch-00002.machine-17.part" / ".tmpG3RF2d"
+    )  # safetensors writes to such a file first
+    assert call("recommend", "fit", "likes.csv", "--out", "new", *POPULARITY)[0] == 0
+    assert not (place / "new.unfinished").exists()
+
+
 def test_fit_keeps_what_is_put_beside_its_states(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(place / "new.unfinished" / "lock", MARK.decode())
     fit = Recommender.fit

@@ -50,7 +50,7 @@ __all__ = [
 ROWS_IN_MEMORY = 1_000_000
 """Rows held before they are written, a few dozen megabytes; also the rows of a part."""
 
-WORK = rf"[0-9a-f]{{16}}/(job\.json|(model|histories|parts)/)?.*(\.parquet|\.json|\.safetensors|{PART})"
+WORK = rf"[0-9a-f]{{16}}/(job\.json|(model|histories|parts)/)?.*(\.parquet|\.json|\.safetensors|{PART}(/.*)?)"
 """The files of unfinished scores, as a pattern."""
 MARK = {"lbdrop": "scores"}
 """In the metadata of our files: other programs use such names, and such columns, too."""

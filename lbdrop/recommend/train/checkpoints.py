@@ -28,7 +28,7 @@ KIND = Kind(
     "lbdrop training state", RECORD, r"state\.safetensors|best-\d{5}\.safetensors", format=2, oldest=2,
     what="a training state", again="choose another folder, or delete this one to start anew",
 )  # fmt: skip
-WORK = rf"epoch-\d{{5}}(\.{PART})?/({RECORD}|{KIND.files})"
+WORK = rf"epoch-\d{{5}}(/({RECORD}|{KIND.files})|\.{PART}/.*)"
 """The files of unfinished training, as a pattern."""
 
 
