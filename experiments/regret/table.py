@@ -94,6 +94,7 @@ def summary(losses: Mapping[str, Mapping[str, Losses]], baseline: str = "fixed-0
             "diverged": len(regrets) - len(finite),
             "regret": statistics.fmean(finite) if finite else None,
             "regret standard error": statistics.stdev(finite) / len(finite) ** 0.5 if len(finite) > 1 else None,
+            "regret at most 1": statistics.fmean(min(r, 1.0) for r in regrets) if regrets else None,
             "regret median": statistics.median(finite) if finite else None,
         }  # fmt: skip
     return found
@@ -101,8 +102,9 @@ def summary(losses: Mapping[str, Mapping[str, Losses]], baseline: str = "fixed-0
 
 def rows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The table, as Markdown."""
-    yield "| contestant | setups | worse than fixed .1 | better | 1.25 × its loss | mean regret beside the grid | median |"
-    yield "|---|---|---|---|---|---|---|"
+    regrets = "mean regret beside the grid | the same, a setup at most 100 % | median"
+    yield f"| contestant | setups | worse than fixed .1 | better | 1.25 × its loss | {regrets} |"
+    yield "|---|---|---|---|---|---|---|---|"
     for name, row in found.items():
         share = f"{len(row['worse'])} ({100 * len(row['worse']) / row['setups']:.0f} %)"
         mean = (
@@ -110,11 +112,13 @@ def rows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if row["regret standard error"] is None
             else f"{_percent(row['regret'])} ± {100 * row['regret standard error']:.1f}"
         )
-        median = "–" if row["regret"] is None else _percent(row["regret median"])
+        least, median = (
+            "–" if row["regret"] is None else _percent(row[n]) for n in ("regret at most 1", "regret median")
+        )
         lost = f" ({row['diverged']} diverged)" if row["diverged"] else ""
         yield (
             f"| {LABELS[name]} | {row['setups']} | {share} | {len(row['better'])} | {len(row['ruined'])} | {mean} %{lost} |"
-            f" {median} % |"
+            f" {least} % | {median} % |"
         )
 
 

@@ -82,7 +82,7 @@ def test_command_writes_losses_table_and_figure_and_reads_them_again(
     table.main(["--half", "verdict", str(tmp_path / "verdict.jsonl")])
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["verdict.json", "verdict.png"]
     written = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| balanced noise, a rate per layer | 2 | 2 (100 %) | 0 | 0 | +15.0 ± 0.0 % | +15.0 % |" in written
+    assert "| balanced noise, a rate per layer | 2 | 2 (100 %) | 0 | 0 | +15.0 ± 0.0 % | +15.0 % | +15.0 % |" in written
     table.main(["--half", "verdict"])
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == written
     assert "balanced noise" in capsys.readouterr().out
