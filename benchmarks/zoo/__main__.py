@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -80,7 +81,9 @@ def main(
     content = read_json(out) if out.exists() else {"models": {}}
     models: dict[str, Any] = content["models"]
     here = provenance("cpu") | {"packages": versions()}
-    for entry in entries(source or list(SOURCES)):
+    found = entries(source or list(SOURCES))
+    content["listed"] = content.get("listed", {}) | Counter(each.source for each in found)
+    for entry in found:
         key = f"{entry.source}/{entry.name}"
         known = key in models and models[key]["verdict"] not in (again or [])
         if entry.name not in only if only else known:

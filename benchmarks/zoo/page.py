@@ -37,7 +37,7 @@ def page(content: Mapping[str, Any]) -> str:
     """The page for a record."""
     models: dict[str, Any] = content["models"]
     examined = {name: each for name, each in models.items() if each["verdict"] in EXAMINED}
-    parts = [ABOUT, summary(examined), origin(content["provenance"]), trouble(examined)]
+    parts = [ABOUT, summary(examined, len(models), content["listed"]), origin(content["provenance"]), trouble(examined)]
     for source, title in LIBRARIES.items():
         parts.append(library(title, of(source, examined)))
     for title, verdict, text in (
@@ -62,15 +62,18 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
     return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
 
 
-def summary(examined: Mapping[str, Any]) -> str:
+def summary(examined: Mapping[str, Any], tried: int, listed: Mapping[str, int]) -> str:
     right = sum(each["verdict"] == "right" for each in examined.values())
     draws, left = (sum(each[key] for each in examined.values()) for key in ("draws", "left"))
     changed = sum(each.get("eval_equal") is False for each in examined.values())
     costs = sorted(each["cost"] for each in examined.values() if each.get("cost"))
+    rest = (
+        f" The zoo lists {sum(listed.values())} models; {tried} were tried so far, in an order that is that of a hash."
+    )
     said = (
         f"**{right} of {len(examined)} models that draw are right ({right / len(examined):.1%}). {draws - left:,} of"
         f" {draws:,} random draws have a learned rate ({1 - left / draws:.1%}). Outputs in eval mode changed in {changed}.**"
-        f" A step with four masks takes {costs[len(costs) // 2]:g} plain steps of CPU time in the median.\n\n"
+        f" A step with four masks takes {costs[len(costs) // 2]:g} plain steps of CPU time in the median.{rest}\n\n"
     )
 
     def rows() -> Iterator[tuple[object, ...]]:
@@ -78,9 +81,15 @@ def summary(examined: Mapping[str, Any]) -> str:
             mine = of(source, examined).values()
             count = Counter(each["verdict"] for each in mine)
             drawn, missed = (sum(each[key] for each in mine) for key in ("draws", "left"))
-            yield title, len(mine), *(count[verdict] for verdict in EXAMINED), f"{drawn - missed} of {drawn}"
+            yield (
+                title,
+                listed.get(source, ""),
+                len(mine),
+                *(count[verdict] for verdict in EXAMINED),
+                f"{drawn - missed} of {drawn}",
+            )
 
-    return said + table(("library", "models that draw", *EXAMINED, "draws learned"), rows())
+    return said + table(("library", "listed", "of these, examined and draw", *EXAMINED, "draws learned"), rows())
 
 
 def origin(provenance: Mapping[str, Any]) -> str:
