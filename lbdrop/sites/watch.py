@@ -5,37 +5,22 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
-from lbdrop.sites.calls import call_of, innermost_module
+from lbdrop.sites.calls import call_of
 
 __all__ = ["REPAIR", "check_unreached", "functional_dropout", "report_unreachable", "report_unreached"]
 
 REPAIR = "convert it with example=x, a batch that the model can be called with, so that its draws are found"
 
 
-RANDOM = {
-    torch.rand,
-    torch.rand_like,
-    torch.randint,
-    torch.randperm,
-    torch.multinomial,
-    Tensor.uniform_,
-    Tensor.random_,
-}
-"""What else masks are made from. Normal noise is not among them: a model that samples a latent variable is no dropout."""
-
-
 class _Watch(TorchFunctionMode):
-    """Notes each call that draws, of a dropout anywhere, of other random numbers in a module of the model."""
+    """Notes each call that draws."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.modules = {module for module in model.modules() if not isinstance(module, NoiseLayer)}
         self.found: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,15 +28,13 @@ class _Watch(TorchFunctionMode):
         call = call_of(func, args, kwargs)
         if call is not None and call.rate:
             self.found.append(f"{getattr(func, '__name__', func)}(p={call.rate:g})")
-        elif func in RANDOM and (module := innermost_module()) in self.modules:
-            self.found.append(f"{func.__name__} in {type(module).__name__}")
         return func(*args, **kwargs)
 
 
 @contextmanager
 def functional_dropout(model: nn.Module, unreached: str) -> Iterator[None]:
     """Run the block; report afterwards if a functional dropout was active in it."""
-    with _Watch(model) as watch:
+    with _Watch() as watch:
         yield
     if watch.found:
         report_unreachable(
