@@ -15,7 +15,7 @@ from lbdrop.cli.common import check_writable, one_line, one_line_errors, recomme
 from lbdrop.cli.recommend_answers import explain, methods, similar
 from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
-from lbdrop.cli.tables import read_table, read_training, refuse_columns, scan_table
+from lbdrop.cli.tables import read_features, read_table, read_training, refuse_columns, scan_table
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
 
@@ -73,6 +73,12 @@ def fit(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the method as NAME=VALUE; may be repeated.")
     ] = None,
+    item_features: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV or Parquet with item_id and what items are, so that new items of it are recommended too."
+        ),
+    ] = None,
     histories: Annotated[bool, typer.Option(help="Keep users' histories in the model, to know them by id.")] = True,
     user: User = "user_id",
     item: Item = "item_id",
@@ -88,6 +94,8 @@ def fit(
         lbdrop recommend fit ratings.csv --at-least 4 --out model
 
         lbdrop recommend fit likes.parquet --method ease --set regularisation=300
+
+        lbdrop recommend fit likes.csv --item-features items.csv --out model
 
         lbdrop recommend fit data/prepared/own --out model
     """
@@ -115,9 +123,10 @@ def fit(
             check_writable(real(out).parent)
         started = time.perf_counter()
         table = read_training(file, user, item, weight, at_least)
+        features = None if item_features is None else read_features(item_features, table)
         state = unfinished(out)
         with writing(out, state), locked(state, WORK) if is_first() else nullcontext():
-            model.fit(table, checkpoints=state)
+            model.fit(table, item_features=features, checkpoints=state)
             if not is_first():
                 return  # of several processes one saves the model and talks
             model.save(out, histories=histories)

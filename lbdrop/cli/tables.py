@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     from lbdrop.recommend.data.interactions import Interactions
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["as_fitted", "read_table", "read_training", "refuse_columns", "scan_table"]
+__all__ = ["as_fitted", "read_features", "read_table", "read_training", "refuse_columns", "scan_table"]
 
 
 def read_training(
@@ -52,6 +52,26 @@ def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
     table = scan_table(path, user, item, weight, fitted)
     with table_files.reading(path), panics_as_errors():
         return table.collect()
+
+
+def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.DataFrame":
+    """A table of items with ids as those of the interactions; a column of a text file is of numbers if all its values are."""
+    import polars as pl
+
+    from lbdrop.recommend.data.interactions import Interactions
+    from lbdrop.recommend.data.polars_panics import panics_as_errors
+    from lbdrop.recommend.data.table_files import reading
+
+    with reading(path), panics_as_errors():
+        if path.suffix == ".parquet":
+            table = pl.read_parquet(path)
+        else:
+            table = pl.read_csv(path, separator="\t" if path.suffix == ".tsv" else ",", infer_schema_length=None,
+                                schema_overrides={"item_id": pl.String})  # fmt: skip
+    if "item_id" not in table.columns:
+        raise DropoutError(f"{path}: want the column item_id, got {table.columns} without it")
+    kind = (fitted.items if isinstance(fitted, Interactions) else fitted["item_id"]).dtype
+    return table.with_columns(as_fitted(table["item_id"], kind))
 
 
 def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.LazyFrame":

@@ -26,6 +26,7 @@ from lbdrop.recommend.answer import score_files
 from lbdrop.recommend.answer.diversity import diverse_items
 from lbdrop.recommend.answer.explain import leave_one_out, through_experts
 from lbdrop.recommend.answer.history_parts import ids_fingerprint
+from lbdrop.recommend.answer.new_items import NewItems, learn_new_items, with_new_items
 from lbdrop.recommend.answer.queries import FittedIds, Query, binarised
 from lbdrop.recommend.answer.ray_engine import get_engine
 from lbdrop.recommend.answer.scoring import (
@@ -139,6 +140,7 @@ class Recommender:
         self.settings_: Settings | None = None
         self.history_: training.History | None = None
         self.interactions_: Interactions | None = None
+        self.new_items_: NewItems | None = None
         self.library = "polars"
 
     def __repr__(self) -> str:
@@ -149,13 +151,17 @@ class Recommender:
 
     # -------------------------------------------------------------------------------------------------------- learning
 
-    def fit(self, interactions: Any, *, checkpoints: str | Path | None = None) -> "Recommender":
+    def fit(
+        self, interactions: Any, *, item_features: Any = None, checkpoints: str | Path | None = None
+    ) -> "Recommender":
         """Learn from a dataframe with ``user_id`` and ``item_id``, or from :class:`Interactions`; a second call starts anew.
 
         If fewer than 20 validation users have five items, fit warns and trains on all users for all epochs.
 
         Args:
             interactions: a row for each pair of user and item.
+            item_features: a dataframe with ``item_id`` and columns of categories, tags, numbers or embeddings. Items of it that
+                nobody has are recommended too; see :mod:`lbdrop.recommend.answer.new_items`.
             checkpoints: folder for the state after each epoch. A run of the same data and settings continues where it
                 stopped, bit for bit on a CPU; the state of another run is an error. Linear methods write none.
         """
@@ -181,7 +187,30 @@ class Recommender:
             Console(stderr=True, highlight=False).print(f"{self.choice.method}: {found.reason}", soft_wrap=True)
         self.interactions_, self.items_, self.library = data, data.items, library
         self.likes_ = np.bincount(data.rows.indices, minlength=len(data.items)).astype(np.float32)
+        self.new_items_ = None
+        if item_features is not None:
+            scored, device = scoring(model, self.samples(), self.seed), device_of(model)
+            self.new_items_ = learn_new_items(item_features, data, scored, device, self.seed)
         return self
+
+    def add_items(self, item_features: Any) -> "Recommender":
+        """Recommend these new items from now on, in place of earlier new ones; nothing is fitted.
+
+        Args:
+            item_features: a dataframe with ``item_id`` and the columns of :meth:`fit`'s; items of fit in it stay as they are.
+        """
+        fitted = self.fitted_ids()
+        if self.new_items_ is None:
+            raise DropoutError(
+                "add_items: want a model fitted with item_features=, got one without; fit it again with them"
+            )
+        self.new_items_ = self.new_items_.replaced(item_features, fitted.items)
+        return self
+
+    @property
+    def catalogue_(self) -> pl.Series:
+        """The ids of all items that can be recommended: those of fit, then the new ones."""
+        return self.items_ if self.new_items_ is None else pl.concat([self.items_, self.new_items_.ids])
 
     def _identity(self, data: Interactions) -> dict[str, Any]:
         return {
@@ -227,7 +256,7 @@ class Recommender:
             torch.cat([each.score for each in parts]),
             None if parts[0].spread is None else torch.cat([each.spread for each in parts if each.spread is not None]),
         )
-        return to_frame(ranked_columns(best, selected.ids, self.items_, query.samples > 1), selected.library)
+        return to_frame(ranked_columns(best, selected.ids, self.catalogue_, query.samples > 1), selected.library)
 
     def score_to(
         self,
@@ -291,13 +320,13 @@ class Recommender:
         ids = id_series(item, "item")
         if len(ids) != 1:
             raise DropoutError(f"item: want one, got {len(ids):,}; call explain for each")
-        (target,) = fitted.item_indices(ids)
+        (target,) = fitted._replace(items=self.catalogue_).item_indices(ids)
         device, experts = device_of(self.model_), {}
-        if isinstance(self.model_, Product):
+        if isinstance(self.model_, Product) and target < len(self.items_):
             through = through_experts(self.model_, history, int(target), device).numpy()
             effect, experts = through.sum(1), {"through_linear": through[:, 0], "through_network": through[:, 1]}
         else:
-            scored = scoring(self.model_, self.samples(samples), self.seed)
+            scored = with_new_items(scoring(self.model_, self.samples(samples), self.seed), self.new_items_)
             effect = leave_one_out(scored, history, int(target), len(self.items_), device).numpy()
         order = np.argsort(-effect, kind="stable")
         total = np.abs(effect).sum()
@@ -368,7 +397,7 @@ class Recommender:
             "users": None if interactions is None else len(interactions.users),
             "history": None if self.history_ is None else asdict(self.history_), "provenance": provenance(),
         }  # fmt: skip
-        return saving.Saved(header, self.state(), self.items_, self.likes_, interactions)
+        return saving.Saved(header, self.state(), self.items_, self.likes_, interactions, self.new_items_)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The learned tensors by name."""
@@ -395,6 +424,7 @@ class Recommender:
         new.model_ = saving.rebuild(place, saved, new.choice, device)
         new.library = header["library"]
         new.items_, new.likes_, new.interactions_ = saved.items, saved.likes, saved.interactions
+        new.new_items_ = None if saved.new_items is None else saved.new_items.to(device_of(new.model_))
         return new
 
     # ---------------------------------------------------------------------------------------------------------- pieces
@@ -419,6 +449,7 @@ class Recommender:
         return chosen if self.model_.averages_masks else 0
 
     def _scored(self, samples: int) -> Scoring:
+        """Scores of the items of fit."""
         return with_fallback(
             scoring(self.model_, samples, self.seed), popularity_scores(self.likes_).to(device_of(self.model_))
         )
@@ -443,7 +474,7 @@ class Recommender:
                 )
         if items_to_exclude is not None:
             excluded = self._indices_of(items_to_exclude, "items_to_exclude")
-            if not set(range(len(self.items_)) if items is None else items) - set(excluded):
+            if not set(range(len(self.catalogue_)) if items is None else items) - set(excluded):
                 raise DropoutError(
                     "items_to_exclude: want an item left to recommend, got all of them; leave some out of the list"
                 )
@@ -451,24 +482,24 @@ class Recommender:
 
     def _indices_of(self, ids: Any, name: str) -> tuple[int, ...]:
         """The indices of those of these items that the model knows."""
-        indices = positions(id_series(ids, name), self.items_, name)
+        indices = positions(id_series(ids, name), self.catalogue_, name)
         return tuple(np.unique(indices[indices >= 0]).tolist())
 
     def _choose(self, diversity: float) -> Choose:
         if not diversity:
             return top_items
-        return lambda scores, seen, k: diverse_items(self.model_, scores, seen, k, diversity)
+        return lambda scores, seen, k: diverse_items(self.model_, scores, seen, k, diversity, len(self.items_))
 
     def best(self, rows: csr_array, query: Query) -> Iterator[Best]:
         """The best items of these rows, one batch at a time."""
         device, allowed = device_of(self.model_), None
         if query.items is not None or query.excluded:
-            allowed = torch.full((len(self.items_),), query.items is None)
+            allowed = torch.full((len(self.catalogue_),), query.items is None)
             allowed[list(query.items or ())] = True
             allowed[list(query.excluded)] = False
             allowed = allowed.to(device)
         with torch.no_grad():
             yield from best_items(
-                self._scored(query.samples), Rows.from_csr(rows, device), query.k,
+                with_new_items(self._scored(query.samples), self.new_items_), Rows.from_csr(rows, device), query.k,
                 filter_viewed=query.filter_viewed, allowed=allowed, batch=query.batch, choose=self._choose(query.diversity),
             )  # fmt: skip

@@ -5,6 +5,8 @@
     items.parquet          item_id and likes, by column
     histories.safetensors  indptr and indices: what each user has; left out with histories=False
     users.parquet          user_id by row; likewise
+    features.safetensors   of a model with item features: what was learned from them; how they are read is in model.json
+    new_items.parquet      likewise: item_id of the items that nobody had
 
 The folder is written under a temporary name and renamed, so a reader finds the old model or the new one. Names, types, shapes
 and ranges are checked before anything is built from a file.
@@ -26,8 +28,10 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import PART, replacing
 from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
+from lbdrop.recommend.answer.new_items import NewItems
 from lbdrop.recommend.answer.tables import LIBRARIES
 from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.item_features import encode
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
 from lbdrop.recommend.linear.methods import EDLAE, Linear
@@ -43,12 +47,15 @@ MAX_MASKS = 10_000
 HEADER, WEIGHTS, ITEMS, HISTORIES, USERS = (
     "model.json", "weights.safetensors", "items.parquet", "histories.safetensors", "users.parquet"
 )  # fmt: skip
+FEATURES, NEW_ITEMS = "features.safetensors", "new_items.parquet"
 KIND = Kind(
-    "lbdrop recommender", HEADER, r"(weights|histories)\.safetensors|(items|users)\.parquet", format=2, oldest=1,
-    what="a saved recommender", again="save the model again, see Recommender.save",
+    "lbdrop recommender", HEADER, r"(weights|histories|features)\.safetensors|(items|users|new_items)\.parquet",
+    format=2, oldest=1, what="a saved recommender", again="save the model again, see Recommender.save",
     keys_without_kind=frozenset({"format", "method", "settings", "seed", "library", "items", "users"}),
 )  # fmt: skip
 
+BLANKS = {"number": pl.Float64(), "tags": pl.String(), "embedding": pl.List(pl.Float64)}
+"""The types of columns of features."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -60,6 +67,7 @@ class Saved(NamedTuple):
     items: pl.Series
     likes: np.ndarray
     interactions: Interactions | None
+    new_items: NewItems | None = None
 
 
 def check_target(folder: Path) -> None:
@@ -97,7 +105,13 @@ def write(folder: Path, saved: Saved) -> None:
             packed = {"indptr": rows.indptr.astype(np.int64), "indices": rows.indices.astype(np.int32)}
             (temporary / HISTORIES).write_bytes(pack_arrays(packed))
             pl.DataFrame({"user_id": saved.interactions.users}).write_parquet(temporary / USERS)
-        write_header(temporary, KIND, saved.header)
+        header = saved.header
+        if (new := saved.new_items) is not None:
+            learned = {"mean": torch.from_numpy(new.mean), "from_scores": new.from_scores, "features": new.features}
+            (temporary / FEATURES).write_bytes(save({name: t.cpu().contiguous() for name, t in learned.items()}))
+            pl.DataFrame({"item_id": new.ids}).write_parquet(temporary / NEW_ITEMS)
+            header = {**header, "features": {"plan": new.plan, "ridge": new.ridge}}
+        write_header(temporary, KIND, header)
 
 
 def read(folder: Path) -> Saved:
@@ -123,7 +137,31 @@ def read(folder: Path) -> Saved:
     with reading(folder / WEIGHTS, KIND.again):
         # Earlier versions had responses to other rates; they answered only while rates were learned.
         tensors = {name: tensor for name, tensor in load_file(folder / WEIGHTS).items() if ".response." not in name}
-    return Saved(header, tensors, items, likes, interactions)
+    return Saved(header, tensors, items, likes, interactions, _read_new_items(folder, header, items))
+
+
+def _read_new_items(folder: Path, header: dict[str, Any], items: pl.Series) -> NewItems | None:
+    if "features" not in header:
+        return None
+    with reading(folder / FEATURES, KIND.again):
+        learned = load_file(folder / FEATURES)
+        mean, weights, features = (learned[name] for name in ("mean", "from_scores", "features"))
+        _check_numbers(folder, learned, len(items))
+    with reading(folder / NEW_ITEMS, KIND.again):
+        check_ids_fit(folder / NEW_ITEMS, folder / FEATURES, 4)
+        with panics_as_errors():
+            ids = pl.read_parquet(folder / NEW_ITEMS)["item_id"]
+        _check_ids(ids, folder / NEW_ITEMS)
+        if weights.shape != (len(items), len(mean) + 1) or features.shape != (len(ids), len(mean) + 1):
+            raise ValueError(f"tensors that do not fit {len(items):,} items and {len(ids):,} new ones")
+    with reading(folder / HEADER, KIND.again):
+        plan = header["features"]["plan"]
+        # A row without any value: a plan that is none is an error here, not in add_items.
+        blank = pl.DataFrame({step["name"]: pl.Series([None], dtype=BLANKS[step["kind"]]) for step in plan})
+        width = sum(step["size"] if step["kind"] == "embedding" else 0 for step in plan)
+        if width + encode([s for s in plan if s["kind"] != "embedding"], blank).shape[1] != len(mean):
+            raise ValueError("features that do not fit the tensors")
+        return NewItems(plan, mean.double().numpy(), weights, ids, features, float(header["features"]["ridge"]))
 
 
 def rebuild(

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from lbdrop.recommend.answer.new_items import with_new_items
 from lbdrop.recommend.answer.scoring import Scored, Scoring, users_at_once
 from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.linear.methods import Linear
@@ -38,7 +39,8 @@ class BatchScorer:
     def __init__(self, recommender: Recommender):
         self.items, self.device = len(recommender.items_), device_of(recommender.model_)
         self.samples = recommender.samples()
-        self.scoring = scoring_in_one_pass(recommender.model_, self.samples, recommender.seed)
+        in_one_pass = scoring_in_one_pass(recommender.model_, self.samples, recommender.seed)
+        self.scoring = with_new_items(in_one_pass, recommender.new_items_)
         self.max_histories = max(1, users_at_once(self.items) // max(self.samples, 1))
         """Histories in one pass; more would exceed the memory of one table of scores."""
 

@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
-from lbdrop.recommend.answer.scoring import popularity_scores
+from lbdrop.recommend.answer.new_items import extended
+from lbdrop.recommend.answer.scoring import Scored, popularity_scores
 from lbdrop.recommend.linear.methods import Popularity
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
@@ -74,7 +75,8 @@ class InferenceEngine:
 
     def __init__(self, recommender: Recommender):
         self.model, self.scorer = recommender.model_, BatchScorer(recommender)
-        self.popularity_scores = popularity_scores(recommender.likes_).float().to(self.scorer.device)
+        popular = Scored(popularity_scores(recommender.likes_)[None].float().to(self.scorer.device))
+        self.popularity_scores = extended(popular, recommender.new_items_).scores[0]
         self.can_compare = not isinstance(recommender.model_, Popularity)
         """Whether the method can compare items."""
 

@@ -47,7 +47,9 @@ class Translator:
 
     def __init__(self, recommender: Recommender, engine: InferenceEngine, titles: dict[str, str] | None = None):
         self.recommender, self.engine = recommender, engine
-        self.catalogue = Catalogue(recommender.items_, recommender.likes_, titles)
+        ids, self.fitted_items = recommender.catalogue_, len(recommender.items_)
+        likes = np.pad(recommender.likes_, (0, len(ids) - self.fitted_items))
+        self.catalogue = Catalogue(ids, likes, titles)
         known = recommender.interactions_
         self.users = None if known is None else index_by_text(known.users)
         self.user_ids = [] if known is None else json_ids(known.users)
@@ -140,7 +142,10 @@ class Translator:
         if not self.engine.can_compare:
             method = self.recommender.choice.method
             raise ApiError(422, f"similar: want a method that can compare items, got {method!r}; fit another")
-        return [SimilarQuery(int(index), request.k) for index in self._indices(request.items, "items")]
+        indices = self._indices(request.items, "items")
+        if (indices >= self.fitted_items).any():
+            raise ApiError(422, "items: want items that somebody has, got a new one; ask for what it is recommended to")
+        return [SimilarQuery(int(index), request.k) for index in indices]
 
     def similar_response(self, queries: Sequence[SimilarQuery], results: Sequence[Result]) -> Json:
         pairs = zip(queries, results, strict=True)
@@ -177,6 +182,8 @@ class Translator:
 
     def _history_of_items(self, items: Sequence[Id], field: str, ignore_unknown: bool) -> History:
         known = self._indices(items, field, ignore_unknown)
+        if field != "items_to_recommend":
+            known = known[known < self.fitted_items]  # a new item tells nothing of who has it
         return History(None, np.unique(known), len(items) - len(known))
 
     def _indices(self, items: Sequence[Id], field: str, ignore_unknown: bool = False) -> ItemIndices:

@@ -31,12 +31,13 @@ def diverse_items(
     seen: Bool[Tensor, "users items"] | None,
     k: int,
     diversity: float,
+    fitted: int,
 ) -> Int64[Tensor, "users ranks"]:
     """As :func:`~lbdrop.metrics.ranking.top_items`, but items like those before them come later, or not at all."""
     candidates = top_items(scores, seen, CANDIDATES * k)
     at_once = max(1, MAX_SIMILARITIES // (candidates.shape[1] * scores.shape[1]))
     chosen = [
-        _rerank(model, some, scores[start : start + at_once], diversity, min(k, some.shape[1]))
+        _rerank(model, some, scores[start : start + at_once], diversity, fitted, min(k, some.shape[1]))
         for start in range(0, len(candidates), at_once)
         for some in (candidates[start : start + at_once],)
     ]
@@ -48,13 +49,14 @@ def _rerank(
     candidates: Int64[Tensor, "n c"],
     scores: Float[Tensor, "n items"],
     diversity: float,
+    fitted: int,
     k: int,
 ) -> Int64[Tensor, "n k"]:
     absent, place = candidates == NO_ITEM, candidates.clamp(min=0)
     score = scores.gather(1, place)
     lowest = score.masked_fill(absent, torch.inf).amin(1, keepdim=True)
     relevance = (score - lowest) / (score[:, :1] - lowest).clamp(min=torch.finfo(score.dtype).tiny)
-    alike = pairwise(model, place)
+    alike = pairwise(model, place, fitted)
     nearest, used, picked = torch.zeros_like(relevance), absent.clone(), []
     for _ in range(k):
         value = (1 - diversity) * relevance - diversity * nearest
@@ -66,9 +68,14 @@ def _rerank(
     return torch.cat(picked, 1)
 
 
-def pairwise(model: VAE | Linear | Product, items: Int64[Tensor, "n c"]) -> Float[Tensor, "n c c"]:
-    """The similarity of each pair of c items, n times, from 0 to 1, which is that of a typical item to the one most like it."""
-    each = model.similarity(items.flatten()).float().view(*items.shape, -1)
-    pairs = each.gather(2, items[:, None, :].expand(-1, items.shape[1], -1))
+def pairwise(model: VAE | Linear | Product, items: Int64[Tensor, "n c"], fitted: int) -> Float[Tensor, "n c c"]:
+    """The similarity of each pair of c items, n times, from 0 to 1, which is that of a typical item to the one most like it.
+
+    From ``fitted`` on, items are new, and like no others.
+    """
+    known = items < fitted
+    place = items.clamp(max=fitted - 1)
+    each = model.similarity(place.flatten()).float().view(*items.shape, -1)
+    pairs = each.gather(2, place[:, None, :].expand(-1, items.shape[1], -1))
     typical = each.amax(2).median(1).values.clamp(min=1e-12)[:, None, None]
-    return ((pairs + pairs.mT) / 2 / typical).clamp(0, 1)
+    return ((pairs + pairs.mT) / 2 / typical).clamp(0, 1) * (known[:, None] & known[:, :, None])

@@ -168,13 +168,13 @@ def score_part(
     """Write the scores of one part; every engine calls this function."""
     spread = query.samples > 1
     no_rows = Best(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, 1))
-    schema = pl.DataFrame(ranked_columns(no_rows, users.ids[:0], model.items_, spread))  # a part may have no users
+    schema = pl.DataFrame(ranked_columns(no_rows, users.ids[:0], model.catalogue_, spread))  # a part may have no users
 
     def tables() -> Iterator[pl.DataFrame]:
         done = 0
         for best in model.best(users.rows, query):
             ids = users.ids[done : done + len(best.item)]
-            yield pl.DataFrame(ranked_columns(best, ids, model.items_, spread))
+            yield pl.DataFrame(ranked_columns(best, ids, model.catalogue_, spread))
             done += len(ids)
             advance(len(ids) / len(users.ids))
 
@@ -244,6 +244,9 @@ def _identity(model: "Recommender", histories: HistoryParts, query: Query) -> st
         "tensors": [sorted(tensors), fingerprint(*arrays)],
         "method": [model.choice.method, repr(model.settings_), model.seed, model.at_least],
     }
+    if (new := model.new_items_) is not None:
+        arrays = [each.cpu().numpy() for each in (new.from_scores, new.features)]
+        identity["new items"] = [ids_fingerprint(new.ids), fingerprint(*arrays)]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 

@@ -34,11 +34,11 @@ def test_diverse_list_is_the_one_of_the_formula() -> None:
     model.state = {"weights": torch.rand(8, 8)}
     scores, k, d = torch.rand(5, 8), 4, 0.5
     seen = torch.rand(5, 8) < 0.2
-    found = diverse_items(model, scores, seen, k, d)
+    found = diverse_items(model, scores, seen, k, d, 8)
     for user in range(5):
         free = [item for item in range(8) if not seen[user, item]]
         alike = torch.zeros(8, 8)
-        alike[np.ix_(free, free)] = pairwise(model, torch.tensor(free)[None])[0]
+        alike[np.ix_(free, free)] = pairwise(model, torch.tensor(free)[None], 8)[0]
         low, high = scores[user, free].min(), scores[user, free].max()
         chosen: list[int] = []
         for _ in range(k):
