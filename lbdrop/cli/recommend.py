@@ -15,7 +15,7 @@ from lbdrop.cli.common import check_writable, one_line, one_line_errors, recomme
 from lbdrop.cli.recommend_answers import explain, methods, similar
 from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
-from lbdrop.cli.tables import read_features, read_table, read_training, refuse_columns, scan_table
+from lbdrop.cli.tables import read_features, read_later, read_training, refuse_columns, scan_table
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import write_json
 
@@ -40,6 +40,7 @@ Model = Annotated[Path, typer.Argument(help="Folder of a fitted model.")]
 User = Annotated[str, typer.Option(help="Name of the column of users.")]
 Item = Annotated[str, typer.Option(help="Name of the column of items.")]
 Weight = Annotated[str, typer.Option(help="Name of the column of weights; 'weight' may be missing, another may not.")]
+Time = Annotated[str, typer.Option("--time", help="Name of the column of dates, times or numbers.")]
 Samples = Annotated[int | None, typer.Option(min=0, help="Masks to average, 0 for none; default: the method's.")]
 
 
@@ -76,9 +77,15 @@ def fit(
     item_features: Annotated[
         Path | None,
         typer.Option(
-            help="CSV or Parquet with item_id and what items are, so that new items of it are recommended too."
+            help="CSV or Parquet with item_id and what items are, so that new items of it are recommended too; a column title"
+            " is left aside."
         ),
     ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(help="Fit to rows before this moment: a date, a number as in --time, or a share as .8."),
+    ] = None,
+    time_column: Time = "datetime",
     histories: Annotated[bool, typer.Option(help="Keep users' histories in the model, to know them by id.")] = True,
     user: User = "user_id",
     item: Item = "item_id",
@@ -122,7 +129,7 @@ def fit(
             check_target(out)
             check_writable(real(out).parent)
         started = time.perf_counter()
-        table = read_training(file, user, item, weight, at_least)
+        table = read_training(file, user, item, weight, at_least, before, time_column)
         features = None if item_features is None else read_features(item_features, table)
         state = unfinished(out)
         with writing(out, state), locked(state, WORK) if is_first() else nullcontext():
@@ -144,6 +151,10 @@ def evaluate(
     file: Data,
     out: Annotated[Path | None, typer.Option(help="Write the measures to this JSON file too.")] = None,
     samples: Samples = None,
+    after: Annotated[
+        str | None, typer.Option(help="Look for rows from this moment on: what was given to fit as --before.")
+    ] = None,
+    time_column: Time = "datetime",
     user: User = "user_id",
     item: Item = "item_id",
     weight: Weight = "weight",
@@ -156,11 +167,13 @@ def evaluate(
     Example:
 
         lbdrop recommend evaluate model later.csv
+
+        lbdrop recommend evaluate model ratings.csv --after 2003-02-01 --time day
     """
     console = Console(highlight=False)
     with one_line_errors():
         fitted = recommender_class().load(model)
-        data = read_table(file, user, item, weight, fitted)
+        data = read_later(file, user, item, weight, fitted, after, time_column)
         report = fitted.evaluate(data, samples=samples)
         shown = Table(title=f"{report.users:,} users", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("", "mean", "standard error"):
@@ -169,6 +182,7 @@ def evaluate(
             shown.add_row(name, f"{mean:.4f}", f"{report.error[name]:.4f}" if report.users > 1 else "")
         shown.add_row("coverage", f"{report.coverage:.4f}", "")
         console.print(shown)
+        console.print(", ".join(f"{name}: {count:,}" for name, count in report.kinds.items()))
         if out is not None:
             with writing(out.parent):
                 write_json(out, report.record())

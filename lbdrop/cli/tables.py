@@ -4,6 +4,7 @@ Text files do not say what an id is. A column whose every id comes back from a w
 any other is text; and where a model was fitted, its own kind decides.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,19 @@ if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     from lbdrop.recommend.data.interactions import Interactions
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["as_fitted", "read_features", "read_table", "read_training", "refuse_columns", "scan_table"]
+__all__ = ["as_fitted", "read_features", "read_later", "read_training", "refuse_columns", "scan_table"]
 
 
 def read_training(
-    path: Path, user: str, item: str, weight: str, at_least: float | None
+    path: Path, user: str, item: str, weight: str, at_least: float | None, before: str | None, time: str
 ) -> "pl.DataFrame | Interactions":
-    """What a model is fitted to: a table, or the folder that ``lbdrop data prepare`` wrote."""
+    """What a model is fitted to: a table, perhaps before a moment, or the folder that ``lbdrop data prepare`` wrote."""
     from lbdrop.recommend.data.prepared import is_prepared, load_prepared
 
     if not is_prepared(path):
-        return read_table(path, user, item, weight)
+        return _split(path, user, item, weight, None, before, time, "--before")[0]
+    if before is not None:
+        raise DropoutError(f"--before: want a file with a column of times, got {path}, which is prepared; leave it out")
     if at_least is not None:
         raise DropoutError(
             f"--at-least: want a file of weights, got {path}, which is prepared; see lbdrop data prepare own --at-least"
@@ -41,7 +44,39 @@ def refuse_columns(user: str, item: str, weight: str, got: str) -> None:
             raise DropoutError(f"--{option}: want a file of interactions with that column, got {got}; leave it out")
 
 
-def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.DataFrame":
+def read_later(
+    path: Path, user: str, item: str, weight: str, fitted: "Recommender", after: str | None, time: str
+) -> "pl.DataFrame":
+    """What a model is evaluated on: a table, perhaps from a moment on."""
+    return _split(path, user, item, weight, fitted, after, time, "--after")[1]
+
+
+def _split(
+    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None", at: str | None, time: str, option: str
+) -> "tuple[pl.DataFrame, pl.DataFrame]":
+    """The rows before a moment and those after; all of them, twice, without one."""
+    import polars as pl
+
+    from lbdrop.recommend.data.splits import split_by_time
+
+    if at is None:
+        if time != "datetime":
+            raise DropoutError(f"--time: want it with {option}, got it alone; leave it out, or say {option}")
+        return (table := read_table(path, user, item, weight, fitted)), table
+    table = read_table(path, user, item, weight, fitted, time)
+    if table["datetime"].dtype == pl.String:
+        numbers = table["datetime"].cast(pl.Float64, strict=False)
+        table = table.with_columns(datetime=numbers) if not numbers.null_count() else table
+    moment: str | float = at
+    with suppress(ValueError):
+        moment = float(at)
+    early, late = split_by_time(table, moment)
+    return early.drop("datetime"), late.drop("datetime")
+
+
+def read_table(
+    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None, time: str | None = None
+) -> "pl.DataFrame":
     """The columns that matter of a file, under their usual names and with ids as the model has them."""
     from lbdrop.recommend.data import table_files
     from lbdrop.recommend.data.parquet_sizes import check_fits
@@ -49,13 +84,16 @@ def read_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
 
     for file in table_files.find_table_files(path):
         check_fits(file)
-    table = scan_table(path, user, item, weight, fitted)
+    table = scan_table(path, user, item, weight, fitted, time)
     with table_files.reading(path), panics_as_errors():
         return table.collect()
 
 
 def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.DataFrame":
-    """A table of items with ids as those of the interactions; a column of a text file is of numbers if all its values are."""
+    """A table of items with ids as those of the interactions; a column of a text file is of numbers if all its values are.
+
+    A column ``title`` is left out: it names one item and tells nothing of others.
+    """
     import polars as pl
 
     from lbdrop.recommend.data.interactions import Interactions
@@ -71,10 +109,12 @@ def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.Data
     if "item_id" not in table.columns:
         raise DropoutError(f"{path}: want the column item_id, got {table.columns} without it")
     kind = (fitted.items if isinstance(fitted, Interactions) else fitted["item_id"]).dtype
-    return table.with_columns(as_fitted(table["item_id"], kind))
+    return table.with_columns(as_fitted(table["item_id"], kind)).drop("title", strict=False)
 
 
-def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None) -> "pl.LazyFrame":
+def scan_table(
+    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None, time: str | None = None
+) -> "pl.LazyFrame":
     """The same, to be read a piece at a time."""
     from lbdrop.recommend.data import table_files
 
@@ -88,7 +128,10 @@ def scan_table(path: Path, user: str, item: str, weight: str, fitted: "Recommend
             )
         if weight not in ("weight", *found):
             raise DropoutError(f"{path}: want the column {weight!r}, got {found} without it; see --weight")
+        if time not in (None, *found):
+            raise DropoutError(f"{path}: want the column {time!r}, got {found} without it; see --time")
         names = {user: "user_id", item: "item_id"} | ({weight: "weight"} if weight in found else {})
+        names |= {} if time is None else {time: "datetime"}
         rows = table.select(list(names)).rename(names)
         if fitted is None:
             text = files[0].suffix != ".parquet"

@@ -8,6 +8,7 @@ try:
     from lbdrop.recommend.data.rows import Rows as Rows
     from lbdrop.recommend.data.splits import HeldOut as HeldOut
     from lbdrop.recommend.data.splits import Split as Split
+    from lbdrop.recommend.data.splits import split_by_time as split_by_time
     from lbdrop.recommend.data.splits import split_users as split_users
     from lbdrop.recommend.linear.methods import EASE as EASE
     from lbdrop.recommend.linear.methods import EDLAE as EDLAE

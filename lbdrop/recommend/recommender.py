@@ -8,7 +8,7 @@ Results are dataframes of the caller's library. A pair of user and item is a lik
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +359,10 @@ class Recommender:
             samples: masks to average; the default is the method's.
             measures: ``recall`` and ``ndcg``, tuples of k.
         """
-        held = held_out if isinstance(held_out, HeldOut) else self.fitted_ids().held_out(held_out, self.seed % 2**32)
+        if isinstance(held_out, HeldOut):
+            held, unknown = held_out, 0
+        else:
+            held, unknown = self.fitted_ids().held_out(held_out, self.seed % 2**32)
         if held.fold_in.shape != (shape := (len(held.users), len(self.items_))):
             raise DropoutError(
                 f"held_out: want rows of shape {shape}, on this model's items, got {held.fold_in.shape}; pass a dataframe"
@@ -370,10 +373,11 @@ class Recommender:
                 " items, known ones an item they did not have"
             )
         scored = self._scored(self._averaged(samples))
-        return evaluate(
+        report = evaluate(
             lambda batch: scored(batch).scores, held, likes=torch.from_numpy(self.likes_), device=device_of(self.model_),
             batch=users_at_once(len(self.items_)), **measures,
         )  # fmt: skip
+        return replace(report, kinds=self.fitted_ids().kinds(held, unknown))
 
     # --------------------------------------------------------------------------------------------------------- keeping
 

@@ -203,3 +203,24 @@ def test_help_needs_none_of_the_recommenders_packages() -> None:
 def test_commands_show_an_example() -> None:
     for verb in ("fit", "evaluate", "score", "similar", "recommend", "explain", "methods"):
         assert f"lbdrop recommend {verb} " in call(verb, "--help").output
+
+
+def test_items_of_a_table_that_nobody_has_are_recommended(shop: Path, tmp_path: Path) -> None:
+    items = generate_shop(users=300, items=60, groups=4, likes=12).items
+    fresh = pl.DataFrame({"item_id": ["brand-new"], "title": ["Brand new"], "group": [items["group"][0]]})
+    pl.concat([items.select(fresh.columns), fresh]).write_csv(tmp_path / "items.csv")
+    options = ("--method", "ease", "--item-features", tmp_path / "items.csv", "--out", tmp_path / "model")
+    done = call("fit", shop / "likes.csv", *options)
+    assert done.exit_code == 0, done.output
+    loaded = Recommender.load(tmp_path / "model")
+    assert loaded.new_items_ is not None
+    assert [step["name"] for step in loaded.new_items_.plan] == ["group"]
+    liked = items.filter(group=items["group"][0])["item_id"][:3]
+    likes = [part for item in liked for part in ("--like", item)]
+    assert (
+        "Brand new"
+        in call("recommend", tmp_path / "model", *likes, "--titles", tmp_path / "items.csv", "--k", 60).output
+    )
+    (tmp_path / "bad.csv").write_text("sku,group\n1,2\n")
+    wrong = call("fit", shop / "likes.csv", "--item-features", tmp_path / "bad.csv", "--out", tmp_path / "other")
+    assert "want the column item_id, got ['sku', 'group']" in wrong.stderr

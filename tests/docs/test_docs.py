@@ -80,6 +80,18 @@ def table(name: str) -> list[str]:
     return re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", "\n".join(rows))
 
 
+def test_cold_items_numbers_match_json() -> None:
+    runs = json.loads((ROOT / "benchmarks/results/cold_items.json").read_text())["runs"]
+    page = (ROOT / "docs/recommender.md").read_text().partition("<!-- cold items table -->")[2].partition("\n\n")[0]
+    shown = re.findall(r"\d\.\d{4}", page)
+    known = {
+        f"{sum(run['contestants'][name][measure][0] for run in runs) / len(runs):.4f}"
+        for name in runs[0]["contestants"]
+        for measure in ("ndcg@100", "recall@20")
+    }
+    assert set(shown) == known
+
+
 def test_results_page_toy_numbers_match_json() -> None:
     results = (ROOT / "experiments/toy/results/toy.json").read_text()
     known = set(re.findall(r"\d[\d.]*(?:e-?\d+)?", results))

@@ -34,7 +34,8 @@ def write_shop(folder: Path) -> None:
 
     shop = generate_shop(users=220, items=24, groups=2)
     likes = shop.interactions
-    stars, newcomers = likes.with_columns(weight=pl.lit(5)), likes.with_columns(user_id=likes["user_id"] + 1_000)
+    stars = likes.with_columns(weight=pl.lit(5), timestamp=pl.int_range(pl.len()).shuffle(seed=0))
+    newcomers = likes.with_columns(user_id=likes["user_id"] + 1_000)
     for name, table in {"likes": likes, "train": likes, "ratings": stars, "newcomers": newcomers}.items():
         table.write_csv(folder / f"{name}.csv")
     for name, table in {"likes": likes, "histories": newcomers}.items():

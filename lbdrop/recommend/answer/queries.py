@@ -91,27 +91,40 @@ class FittedIds(NamedTuple):
             raise DropoutError("history: want at least one item that the model knows, got none; pass items of fit")
         return np.asarray(indices, dtype=np.int64), library
 
-    def held_out(self, frame: Any, seed: int) -> HeldOut:
+    def held_out(self, frame: Any, seed: int) -> tuple[HeldOut, int]:
         """Fitted users with the items they did not have in fit; new users with a fifth of their items held out.
+
+        Also the number of rows of items that the model does not have.
 
         If ids are text here and numbers in fit, or the other way round, all users are new.
         """
         data = self.encode(frame)
         new = fold_in(data, seed)
-        if self.interactions is None or not same_kind(data.users, self.interactions.users):
-            return new
-        indices = positions(data.users, self.interactions.users, "user_id")
-        if (indices < 0).all():
-            return new
+        indices = self._rows_of(data.users)
+        if self.interactions is None or (indices < 0).all():
+            return new, data.unknown
         fitted = indices >= 0
         before = self.interactions.rows[np.where(fitted, indices, 0)]
         later = data.rows - data.rows.multiply(before)
         fitted_rows, new_rows = (diags_array(flags.astype(np.float32)) for flags in (fitted, ~fitted))
-        return HeldOut(
+        held = HeldOut(
             _binary_csr(fitted_rows @ before + new_rows @ new.fold_in),
             _binary_csr(fitted_rows @ later + new_rows @ new.held_out),
             data.users,
         )
+        return held, data.unknown
+
+    def kinds(self, held: HeldOut, unknown: int) -> dict[str, int]:
+        """Users with items to find, of fit and new ones, users without, and rows of unknown items."""
+        fitted, scored = self._rows_of(held.users) >= 0, np.diff(held.held_out.indptr) > 0
+        return {"of fit": int((fitted & scored).sum()), "new": int((~fitted & scored).sum()),
+                "nothing to find": int((~scored).sum()), "unknown items": unknown}  # fmt: skip
+
+    def _rows_of(self, users: pl.Series) -> Indices:
+        """The rows of these users in fit; −1 for new ones."""
+        if self.interactions is None or not same_kind(users, self.interactions.users):
+            return np.full(len(users), -1)
+        return positions(users, self.interactions.users, "user_id").astype(np.int64)
 
     def encode(self, histories: Any) -> Interactions:
         """A dataframe's users on the model's items; weights become likes by the rule of fit."""

@@ -13,16 +13,18 @@ test. A user's items are taken in order of their ids, as MovieLens-20M's file ha
 Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import narwhals.stable.v1 as nw
 import numpy as np
 import polars as pl
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
+from lbdrop.recommend.data.frames import column_of
 from lbdrop.recommend.data.interactions import Interactions
 
-__all__ = ["SEED", "HeldOut", "Split", "fold_in", "split_users"]
+__all__ = ["SEED", "HeldOut", "Split", "fold_in", "split_by_time", "split_users"]
 
 SEED = 98765
 HELD_OUT_SHARE = 0.2
@@ -75,6 +77,58 @@ def split_users(interactions: Interactions, held_out_users: int, seed: int = SEE
 
     validation = held(order[users - 2 * held_out_users : users - held_out_users])
     return Split(train, validation, held(order[users - held_out_users :]))
+
+
+def split_by_time(frame: Any, at: Any, *, time: str = "datetime") -> tuple[Any, Any]:
+    """The rows before a moment, to fit to, and those from then on, to evaluate on; dataframes of the caller's library.
+
+    So a recommender is judged by what its users did next, and not by what it could have known. ``evaluate`` takes all later
+    rows: it looks for what users of fit did not have then, and for a fifth of the items of new users.
+
+    Args:
+        frame: a row for each pair of user and item.
+        at: the first moment of the later rows, as a value of the column, or text such as "2003-02-01" for a column of dates;
+            or a share of all rows, the earliest, such as 0.8. Rows of one moment stay together.
+        time: the name of the column.
+
+    >>> rows = pl.DataFrame({"user_id": [1, 1, 2], "item_id": ["a", "b", "a"], "datetime": [10, 30, 20]})
+    >>> before, later = split_by_time(rows, 20)
+    >>> before["item_id"].to_list(), later["item_id"].to_list()
+    (['a'], ['b', 'a'])
+    """
+    when = column_of(frame, time)
+    if when.dtype == pl.String:
+        try:
+            when = when.str.to_datetime()
+        except pl.exceptions.PolarsError as error:
+            raise DropoutError(
+                f"{time}: want dates, times or numbers, got text that is none; cast the column"
+            ) from error
+    first = _moment(when, at, time)
+    early = (when < first).to_numpy()
+    if early.all() or not early.any():
+        raise DropoutError(
+            f"at: want a moment between {when.min()} and {when.max()}, so that rows are on both sides, got {at!r}"
+        )
+    wrapped = nw.from_native(frame)
+    wrapped = wrapped.collect() if isinstance(wrapped, nw.LazyFrame) else wrapped
+    return wrapped.filter(early.tolist()).to_native(), wrapped.filter((~early).tolist()).to_native()
+
+
+def _moment(when: pl.Series, at: Any, time: str) -> Any:
+    """The moment as a value of the column."""
+    if isinstance(at, float) and 0 < at < 1:
+        return when.sort()[min(int(at * len(when)), len(when) - 1)]
+    try:
+        if when.dtype.is_temporal():
+            at = pl.Series([at]).str.to_datetime() if isinstance(at, str) else pl.Series([at])
+            zone = getattr(when.dtype, "time_zone", None)
+            return (at.cast(when.dtype) if zone is None else at.dt.replace_time_zone(zone).cast(when.dtype))[0]
+        return float(at) if when.dtype.is_float() else int(at)
+    except (TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
+        raise DropoutError(
+            f"at: want a moment of {time!r}, which is {when.dtype}, or a share below 1, got {at!r}"
+        ) from error
 
 
 def fold_in(interactions: Interactions, seed: int = SEED) -> HeldOut:

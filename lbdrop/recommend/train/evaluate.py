@@ -9,7 +9,7 @@ Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -71,6 +71,9 @@ class Report:
     """Mean popularity percentile of what is recommended; ``None`` if the training counts were not given."""
     times: Int64[Tensor, "items"]
     """How many users each item is recommended to."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Users by kind, where a recommender knows them: "of fit" and "new" are those with items to find, in the means;
+    "nothing to find" are the others. Then "unknown items": rows of items that it does not have, which nobody looked for."""
 
     def record(self) -> dict[str, Any]:
         """For JSON: without per-user values, and with ``None`` for NaN, as in the error of a single user's mean."""
@@ -78,7 +81,7 @@ class Report:
             {name: _finite_or_none(value) for name, value in each.items()} for each in (self.mean, self.error)
         )
         return {"mean": mean, "standard_error": error, "users": self.users, "coverage": _finite_or_none(self.coverage),
-                "popularity": _finite_or_none(self.popularity)}  # fmt: skip
+                "popularity": _finite_or_none(self.popularity), "kinds": self.kinds}  # fmt: skip
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:.4f} ± {self.error[name]:.4f}" for name, value in self.mean.items())
