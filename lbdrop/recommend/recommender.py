@@ -189,7 +189,8 @@ class Recommender:
         self.likes_ = np.bincount(data.rows.indices, minlength=len(data.items)).astype(np.float32)
         self.new_items_ = None
         if item_features is not None:
-            scored, device = scoring(model, self.samples(), self.seed), device_of(model)
+            device = device_of(self.model_)
+            scored = scoring(self.model_, self._averaged(None), self.seed)
             self.new_items_ = learn_new_items(item_features, data, scored, device, self.seed)
         return self
 
