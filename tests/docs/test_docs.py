@@ -192,12 +192,39 @@ def test_reliability_page_numbers_match_json() -> None:
         assert f"| {found['scoring'][engine]['users_per_second']:,.0f} |" in page
     for watched in found["scoring"]["memory"]:
         assert f"{watched['peak_bytes'] / 2**20:,.0f} MiB" in text
-    for verb in ("fit", "score"):
-        faults, checked = found["faults"][verb]["faults"], found["faults"][verb]["checked"]
-        kinds = " | ".join(str(faults[kind]) for kind in ("moment", "operation", "Ctrl-C", "full disk"))
+    verbs = {verb: counts for verb, counts in found["faults"].items() if "checked" in counts}
+    assert {"fit", "score"} <= verbs.keys()
+    for verb, counts in verbs.items():
+        faults, checked = counts["faults"], counts["checked"]
+        kinds = " | ".join(str(faults.get(kind, 0)) for kind in ("moment", "operation", "Ctrl-C", "full disk"))
         whole, same = checked["outputs after a fault, whole"], checked["results the same to the last bit"]
         assert f"| {verb} | {kinds} | {whole} | {same} |" in page
 
 
 def test_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_reliability_numbers_of_tampering_threads_and_idle_clients_match_json() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    text = " ".join(page.split())
+    tampering, threads, idle = (
+        json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        for name in ("tampering", "threads", "service-idle")
+    )
+    for damage, counts in (*tampering["kinds"].items(), ("all", tampering["total"])):
+        assert f"| {damage} | {counts['tamperings']:,} | {counts['refused']:,} | 0 | 0 | {counts['slow']} | 0 |" in page
+    assert f"They were damaged {tampering['total']['tamperings']:,} times" in text
+    assert f"took up to {tampering['most']['seconds']:.2f} s: all {tampering['total']['slow']} were" in text
+    assert f"largest took {tampering['most']['megabytes_beyond_the_folder']:.1f} MB" in text
+    for model, counts in threads["models"].items():
+        assert f"| {model} | {counts['predictions']:,} | {counts['right']:,} | 0 | 0 |" in page
+    found = idle["idle"]
+    assert found["asked"] == found["answered"]
+    for words in (
+        f"| {found['idle_clients']:,} |", f"| {found['clients']}, {found['seconds']:.0f} s |",
+        f"| {found['asked']:,}, {found['answered']:,} |", f"| {found['p99_ms']:.0f}, {found['p99_without_ms']:.0f} |",
+        f"| {found['p50_ms']:.1f}, {found['p50_without_ms']:.1f} |", f"| {found['memory_growth_mib']:.1f} |",
+        f"| bytes of log | {found['log_bytes']} |", f"of {found['clients']} on their way | {found['lost_at_sigterm']} |",
+    ):  # fmt: skip
+        assert words in page, words

@@ -51,12 +51,15 @@ SMALL = {
     "big_data": "--rows 4000 --users 100 --items 200 --catalogue 300 --hidden 4 --batch 20 --steps 2",
     "fuzz": "--examples 5",
     "processes": "--ranks 1 --users 40 --items 60 --per-user 5 --batch 20 --epochs 1",
+    "threads": "--threads 2 --calls 8 --seeds 4",
     "scoring": "--users 200 --items 30 --part 100 --k 5 --nodes 1 --rows 1000",
 }
 
 # Benchmarks that another test runs small, with what they found: once is enough.
 ELSEWHERE = {
     "faults": "tests/recommend/test_crashes.py::test_commands_survive_kills_bit_for_bit",
+    "tampering": "tests/benchmarks/test_tampering.py::"
+    "test_tampered_folders_are_refused_in_one_line_within_time_and_memory",
     "service": "tests/benchmarks/test_service_benchmark.py::"
     "test_small_run_loses_no_answer_and_records_rates_waits_and_memory",
 }
