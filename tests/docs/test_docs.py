@@ -201,6 +201,15 @@ def test_reliability_page_numbers_match_json() -> None:
         assert f"| {verb} | {kinds} | {whole} | {same} |" in page
 
 
+def test_readme_says_what_random_setups_said() -> None:
+    found = json.loads((ROOT / "experiments/regret/results/verdict.json").read_text())
+    text = " ".join((ROOT / "README.md").read_text().split())
+    ours, all_data = (found[beside]["balanced-layer"] for beside in ("summary", "beside fixed .1 on all examples"))
+    assert [len(ours[name]) for name in ("worse", "better", "ruined")] == [1, 20, 0]
+    assert "worse than a fixed .1 in one, better in twenty, ruined in none" in text
+    assert f"is better in {len(all_data['worse'])} of them" in text
+
+
 def test_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
