@@ -22,8 +22,9 @@ from lbdrop.integrations.rates import (
     Writer,
     check_rate_lr,
     converted,
+    objective_scalars,
     rate_parameters,
-    rate_scalars,
+    warn_if_not_frozen,
     write_rates,
 )
 from lbdrop.objective import Objective
@@ -187,14 +188,17 @@ class LearnedRates(Callback):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: Any, module: Any) -> None:
+        assert self.objective is not None
+        scalars = objective_scalars(self.objective) if trainer.loggers else {}
         for logger in trainer.loggers:
             if isinstance(logger.experiment, Writer):
                 write_rates(logger.experiment, module, trainer.global_step)
-            else:
-                logger.log_metrics(rate_scalars(module), trainer.global_step)
+            logger.log_metrics(scalars, trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._log(trainer, pl_module)
+        assert self.objective is not None
+        warn_if_not_frozen(self.objective)
         self._restore()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -1,5 +1,7 @@
 """The learned rates of a model as numbers for a logger, as curves and histograms in TensorBoard, and as a file."""
 
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,11 +11,11 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.objective import parameter_groups
-from lbdrop.rules.rule import HeldOutRule, Rule
+from lbdrop.objective import Objective, parameter_groups
+from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
 from lbdrop.sites.convert import convert
 
-__all__ = ["FILE", "load_rates", "rate_scalars", "save_rates", "without_rates", "write_rates"]
+__all__ = ["FILE", "load_rates", "objective_scalars", "rate_scalars", "save_rates", "without_rates", "write_rates"]
 
 FILE = "learned_rates.safetensors"
 RATE_LR = 1e-2
@@ -35,6 +37,14 @@ class Writer(Protocol):
 def rate_scalars(model: nn.Module) -> dict[str, float]:
     """The mean drop rate of each layer, as ``rates/<layer>``."""
     return {f"rates/{name}": layer.p for name, layer in noise_layers(model).items()}
+
+
+def objective_scalars(objective: Objective) -> dict[str, float]:
+    """``objective.last`` for a logger: ``rates/<layer>`` and ``objective/<name>``; what is not there yet is left out."""
+    found = {
+        name if name.startswith("rates/") else f"objective/{name}": value for name, value in objective.last.items()
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def write_rates(writer: Writer, model: nn.Module, step: int) -> None:
@@ -126,6 +136,18 @@ def check_rate_lr(rate_lr: float | None, rule: Rule) -> None:
         raise DropoutError(
             f"rate_lr: want it where rates learn by gradients, got {rate_lr} and a rule that moves rates by held-out data;"
             " leave it out"
+        )
+
+
+def warn_if_not_frozen(objective: Objective) -> None:
+    """At the end of a run whose rates were still to move."""
+    rule = objective.rule
+    if isinstance(rule, StatefulRule) and rule.phase != "frozen":
+        warnings.warn(
+            f"held_out: want a run that goes on until rates are frozen, got one that ended before, in the phase {rule.phase!r}:"
+            " rates are not what they would have become, and no held-out example was trained on; train for all the steps that"
+            " the trainer was set up with",
+            stacklevel=3,
         )
 
 

@@ -26,10 +26,11 @@ from lbdrop.integrations.rates import (
     check_rate_lr,
     converted,
     load_rates,
+    objective_scalars,
     rate_parameters,
-    rate_scalars,
     rate_state,
     save_rates,
+    warn_if_not_frozen,
     without_rates,
     write_rates,
 )
@@ -240,6 +241,11 @@ class LearnedRatesMixin(Base):
         labels = inputs.pop("labels", None)
         return self.compute_loss_func(model(**inputs), labels, num_items_in_batch=None)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().train(*args, **kwargs)
+        warn_if_not_frozen(self.objective)
+        return result
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         _ = self.objective
         rates = rate_parameters(self.model)
@@ -263,7 +269,7 @@ class LearnedRatesMixin(Base):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         training = "loss" in logs
-        super().log(logs | rate_scalars(self.model) if training else logs, start_time)
+        super().log(logs | objective_scalars(self.objective) if training else logs, start_time)
         for callback in self.callback_handler.callbacks if training else ():
             if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
                 write_rates(callback.tb_writer, self.model, self.state.global_step)

@@ -253,8 +253,11 @@ def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(tmp
         for name, value in whole.model.state_dict().items():
             assert torch.equal(value, resumed.model.state_dict()[name]), name
     (tmp_path / "checkpoint-36" / "learned_rates_state.pt").unlink()
-    with pytest.warns(
-        UserWarning, match=r"want learned_rates_state\.pt in .*checkpoint-36, got none.* the rule begins anew"
+    with (
+        pytest.warns(
+            UserWarning, match=r"want learned_rates_state\.pt in .*checkpoint-36, got none.* the rule begins anew"
+        ),
+        pytest.warns(UserWarning, match="ended before, in the phase 'warm-up'"),
     ):
         anew = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-36"), **settings)
     assert anew.objective.rule.step == 4
