@@ -257,7 +257,7 @@ def test_resumed_run_with_held_out_data_ends_where_an_uninterrupted_one_does(tmp
         pytest.warns(
             UserWarning, match=r"want learned_rates_state\.pt in .*checkpoint-36, got none.* the rule begins anew"
         ),
-        pytest.warns(UserWarning, match="ended before, in the phase 'warm-up'"),
+        pytest.warns(UserWarning, match="ended before, in the phase 'measuring'"),
     ):
         anew = trained(bert(), tmp_path / "again", data, resume=str(tmp_path / "checkpoint-36"), **settings)
     assert anew.objective.rule.step == 4
