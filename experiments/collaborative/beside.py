@@ -128,6 +128,7 @@ class Race:
     def __init__(self, made: Split, seed: int, device: torch.device, network: Settings, network_seconds: float | None):
         self.split, self.seed, self.device = made, seed, device
         self.linear: EDLAE | None
+        self.network: VAE | None = None
         rows = made.train.rows
         held = made.validation
         self.everybody = csr_array(_stacked(rows, held.fold_in + held.held_out))
@@ -164,6 +165,7 @@ class Race:
                 choose=True, patience=10, progress=False, validate_every=5 if self.device.type == "cuda" else 1,
             )  # fmt: skip
         model, facts = found.model, {"reason": found.reason}
+        self.linear = model if isinstance(model, EDLAE) else None
         if isinstance(model, Product):
             assert found.history is not None
             facts |= {
@@ -176,7 +178,9 @@ class Race:
         return Contestant(model.scores, facts, seconds())
 
     def learned(self) -> Contestant:
-        """The default's network alone."""
+        """The default's network alone; the linear model where it has none."""
+        if self.network is None:
+            return self.edlae()
         return Contestant(self.network.plain_scores, {}, 0.0)
 
     def fixed(self) -> Contestant:
