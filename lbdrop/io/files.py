@@ -6,6 +6,7 @@ to is replaced. What is no plain file is neither read nor replaced, and what is 
 """
 
 import ctypes
+import errno
 import os
 import platform
 import re
@@ -108,10 +109,10 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
+        found = re.search(r"\(os error (\d+)\)|thrift: transport error", str(error))  # the last: in a footer of Parquet
         if isinstance(error, OSError) or found is None:
             raise
-        number = int(found.group(1))
+        number = int(found[1] or errno.EIO)
         raise OSError(number, os.strerror(number), str(path)) from error
 
 

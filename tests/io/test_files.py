@@ -70,6 +70,8 @@ def test_disk_errors_of_other_packages_keep_their_number(tmp_path: Path) -> None
     with pytest.raises(OSError, match="No space left") as raised, disk_errors(tmp_path):
         raise RuntimeError("parquet: I/O error: no room (os error 28)")
     assert raised.value.errno == 28
+    with pytest.raises(OSError, match="Input/output error"), disk_errors(tmp_path):
+        raise RuntimeError("parquet: File out of specification: Invalid thrift: transport error")
     with pytest.raises(RuntimeError, match="shape"), disk_errors(tmp_path):
         raise RuntimeError("wrong shape")
 
