@@ -107,14 +107,13 @@ def main(
         run_one(files[0], (only or [""])[0], seed, one)
         return
     work.mkdir(parents=True, exist_ok=True)
-    failures: dict[tuple[str, str], str] = {}
     for file in files:
         for name in only or CONTESTANTS:
             target = work / f"{file.stem}-{name.replace(' ', '-')}-seed{seed}.json"
             if not target.exists() and (reason := _in_a_process(file, name, seed, target, limit)):
-                failures[file.stem, name] = reason
+                target.with_suffix(".failed").write_text(reason)
                 print(f"{file.stem}, {name}: {reason}", file=sys.stderr)
-    record = collected(work, [file.stem for file in files], seed, failures)
+    record = collected(work, [file.stem for file in files], seed)
     Console().print(f"JSON: {write_json(out, record)}", soft_wrap=True)
 
 
@@ -134,7 +133,7 @@ def _in_a_process(file: Path, name: str, seed: int, target: Path, limit: int) ->
     return None
 
 
-def collected(work: Path, data: list[str], seed: int, failures: dict[tuple[str, str], str]) -> dict[str, Any]:
+def collected(work: Path, data: list[str], seed: int) -> dict[str, Any]:
     """The record of all contestants, with each one's difference from ours, paired over users."""
     sets: dict[str, dict[str, Any]] = {}
     for stem in data:
@@ -144,7 +143,8 @@ def collected(work: Path, data: list[str], seed: int, failures: dict[tuple[str, 
             if path.exists():
                 found[name] = json.loads(path.read_text())
             else:
-                found[name] = {"failed": failures.get((stem, name), "not run")}
+                failed = path.with_suffix(".failed")
+                found[name] = {"failed": failed.read_text() if failed.exists() else "not run"}
         ours = found[AGAINST].get("per_user")
         for each in found.values():
             per_user = each.pop("per_user", None)

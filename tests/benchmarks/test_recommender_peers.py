@@ -53,7 +53,8 @@ def test_record_of_two_contestants_becomes_a_table_with_paired_differences(tmp_p
         run_one(file, name, 0, tmp_path / f"small-{name.replace(' ', '-')}-seed0.json")
     ours = json.loads((tmp_path / "small-lbdrop-ease-seed0.json").read_text())
     (tmp_path / "small-lbdrop-default-seed0.json").write_text(json.dumps(ours))
-    record = collected(tmp_path, ["small"], 0, {("small", "implicit ALS"): "failed: no such package"})
+    (tmp_path / "small-implicit-ALS-seed0.failed").write_text("failed: no such package")
+    record = collected(tmp_path, ["small"], 0)
     rows = record["data"]["small"]
     assert set(rows) == set(CONTESTANTS)
     assert rows["lbdrop ease"]["ndcg@100_minus_ours"] == [0.0, 0.0]
