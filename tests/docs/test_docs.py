@@ -8,6 +8,8 @@ import pytest
 from helpers.documented import PAGES, ROOT, name
 from helpers.page import outputs, outputs_in_a_process
 
+from benchmarks.recommender_peers import table as peers_table
+
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
 
 
@@ -78,6 +80,13 @@ def table(name: str) -> list[str]:
     text = (ROOT / "docs/results.md").read_text().partition(f"<!-- {name} table -->")[2].partition("\n\n")[0]
     rows = text.strip().splitlines()[2:]
     return re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", "\n".join(rows))
+
+
+@pytest.mark.parametrize("data", ["ml-100k", "ml-1m"])
+def test_peers_table_is_that_of_the_json(data: str) -> None:
+    record = json.loads((ROOT / "benchmarks/results/recommender_peers.json").read_text())
+    page = (ROOT / "docs/recommender.md").read_text().partition(f"<!-- peers {data} table -->\n")[2]
+    assert page.partition("\n\n")[0] == peers_table(record, data)
 
 
 def test_cold_items_numbers_match_json() -> None:
