@@ -10,7 +10,7 @@ from typing import Any
 
 from lbdrop.io.records import read_json
 
-__all__ = ["PAGE", "RESULT", "page"]
+__all__ = ["EXAMINED", "PAGE", "RESULT", "is_changed", "page"]
 
 ROOT = Path(__file__).parent.parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "zoo.json"
@@ -65,7 +65,7 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
 def summary(examined: Mapping[str, Any], tried: int, listed: Mapping[str, int]) -> str:
     right = sum(each["verdict"] == "right" for each in examined.values())
     draws, left = (sum(each[key] for each in examined.values()) for key in ("draws", "left"))
-    changed = sum(each.get("eval_equal") is False for each in examined.values())
+    changed = sum(map(is_changed, examined.values()))
     costs = sorted(each["cost"] for each in examined.values() if each.get("cost"))
     rest = (
         f" The zoo lists {sum(listed.values())} models; {tried} were tried so far, in an order that is that of a hash."
@@ -81,15 +81,15 @@ def summary(examined: Mapping[str, Any], tried: int, listed: Mapping[str, int]) 
             mine = of(source, examined).values()
             count = Counter(each["verdict"] for each in mine)
             drawn, missed = (sum(each[key] for each in mine) for key in ("draws", "left"))
-            yield (
-                title,
-                listed.get(source, ""),
-                len(mine),
-                *(count[verdict] for verdict in EXAMINED),
-                f"{drawn - missed} of {drawn}",
-            )
+            verdicts = (count[verdict] for verdict in EXAMINED)
+            yield title, listed.get(source, 0), len(mine), *verdicts, f"{drawn - missed} of {drawn}"
 
     return said + table(("library", "listed", "of these, examined and draw", *EXAMINED, "draws learned"), rows())
+
+
+def is_changed(record: Mapping[str, Any]) -> bool:
+    """Whether eval mode computes something else after a conversion, and was not random before."""
+    return record.get("eval_equal") is False and not record["eval_random"]
 
 
 def origin(provenance: Mapping[str, Any]) -> str:
