@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lbdrop
 from benchmarks.zoo.models import Made, main_output, settle
 from lbdrop.dropout import learned_layers
+from lbdrop.sites.bake import copied
 
 __all__ = ["examine"]
 
@@ -181,8 +182,7 @@ def _step(made: Made, model: nn.Module, loss: Any, layers: Any, record: dict[str
 
 
 def _held_out(made: Made, model: nn.Module, target: Tensor, unreached: str) -> bool:
-    outputs(made, model)  # without gradients: a model may keep results, and those of a step cannot be copied
-    model = copy.deepcopy(model).train()
+    model = copied(model).train()  # it may keep results of its last pass, which cannot be copied by deepcopy alone
     batch = (torch.arange(made.examples),)
 
     def loss(each: nn.Module, _: Tensor) -> Tensor:
@@ -218,8 +218,7 @@ def _state(made: Made, model: nn.Module, example: Any, unreached: str) -> bool:
 
 def _copies(made: Made, model: nn.Module) -> bool:
     """Copies draw what the model draws; pickled where the plain model can be."""
-    outputs(made, model)
-    found, copies, made_picklable = [], [model, copy.deepcopy(model)], False
+    found, copies, made_picklable = [], [model, copied(model)], False
     with suppress(Exception):
         pickle.dumps(made.model)
         made_picklable = True
