@@ -161,7 +161,8 @@ def _expect(command: Command, place: Path) -> None:
 def content(path: Path) -> dict[str, Any]:
     """Names and bytes of an output; of JSON what does not depend on the clock."""
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    whole = (each for each in files if not each.name.endswith(".part"))  # which the next run removes
+    # What is below a name that ends so is removed by the next run.
+    whole = (each for each in files if not any(name.endswith(".part") for name in each.parts))
     return {
         each.name: _clockless(json.loads(each.read_text())) if each.suffix == ".json" else each.read_bytes()
         for each in whole
