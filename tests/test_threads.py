@@ -146,6 +146,7 @@ def test_training_is_refused_to_share_the_model(second: str) -> None:
     lbdrop.predict(model, x)
 
 
+@pytest.mark.filterwarnings("ignore:objective. want a model in training mode")  # the prediction has changed it
 def test_training_is_refused_while_another_thread_predicts() -> None:
     model, x = Waits(), torch.randn(6, 4)
     objective = model.objective()

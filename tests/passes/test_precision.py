@@ -21,6 +21,9 @@ from lbdrop.passes.autocast import lane_autocast
 from lbdrop.passes.drawer import Drawer
 from lbdrop.sites.lora import GatedRanks
 
+# Gradients are compared in eval mode, where running statistics stay.
+pytestmark = pytest.mark.filterwarnings("ignore:objective. want a model in training mode")
+
 HALF = torch.bfloat16
 
 
