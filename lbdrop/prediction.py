@@ -147,9 +147,7 @@ def predict(
             batch = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
             plan = plan or plan_pieces(core, call, batch, samples, memory)
             for rows in split_rows(batch, plan.examples):
-                # A functional dropout that is on at test time draws its own masks: the first part shows whether there is one.
-                with nullcontext() if parts else functional_dropout(core, unreached):
-                    outputs = _run_masks(core, call, rows, samples, plan, generator, unreached)
+                outputs = _run_masks(core, call, rows, samples, plan, generator, None if parts else unreached)
                 part = Predictive.of(outputs, kind, 1 if class_dim is None else class_dim, keep_samples)
                 refuse_infinite_output(part.mean, core, partial(call, core, rows), len(parts))
                 parts.append(_to_host(part) if is_loader else part)
@@ -195,21 +193,34 @@ def _run_masks(
     samples: int,
     plan: Plan,
     generator: torch.Generator,
-    unreached: str,
+    unreached: str | None,
 ) -> Tensor:
-    """The outputs (samples, batch, …) under all masks, fewer at once where memory runs out."""
+    """The outputs (samples, batch, …) under all masks, fewer at once where memory runs out.
+
+    The first masks show whether layers are reached, and whether a functional dropout is on at test time, which draws its own
+    masks; ``unreached`` says what follows, ``None`` that it is known already.
+    """
+    layers = noise_layers(model)
     outputs: list[Tensor] = []
+    seeds = torch.randint(2**62, (samples,), generator=generator, device=generator.device).tolist()
     while (left := samples - sum(len(done) for done in outputs)) > 0:
         count = min(left, plan.masks)
+        group = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds[samples - left :][:count]]
+        watch = nullcontext() if unreached is None else functional_dropout(model, unreached)
         try:
-            output, reached = run(model, lambda: call(model, batch), count, IndependentMasks(count, generator))
+            with watch:
+                output, reached = run(
+                    model, lambda: call(model, batch), count, IndependentMasks(group), layers.values()
+                )
         except (torch.OutOfMemoryError, RuntimeError) as error:
             short_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
             if not short_of_memory or plan.masks == 1:
                 raise
             plan.masks //= 2
             continue
-        report_unreached(noise_layers(model), reached, unreached)
+        if unreached is not None:
+            report_unreached(layers, reached, unreached)
+            unreached = None
         outputs.append(output)
     return torch.cat(outputs)
 

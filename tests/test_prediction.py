@@ -15,6 +15,23 @@ def classifier(classes: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), LearnableDropout(16), nn.Linear(16, classes))
 
 
+@pytest.mark.parametrize("memory", [None, 20_000, 1])
+def test_prediction_does_not_depend_on_how_many_masks_run_together(memory: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), LearnableDropout(8), nn.Linear(8, 16), LearnableDropout(16), nn.Linear(16, 3)
+    )
+    x, groups = torch.randn(6, 4), {}
+    for alone in (0.0, 1.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lbdrop.passes.pieces.ALONE", alone)
+            generator = torch.Generator().manual_seed(1)
+            groups[alone] = predict(model, x, samples=5, generator=generator, memory=memory).samples
+    assert groups[0.0] is not None
+    torch.testing.assert_close(groups[0.0], groups[1.0])
+    assert (groups[0.0][0] - groups[0.0][1]).abs().max() > 1e-3
+
+
 def test_summaries_equal_their_definitions() -> None:
     p = predict(classifier(), torch.randn(5, 4), samples=12)
     assert p.samples is not None
@@ -154,7 +171,8 @@ class ShortOfMemory(LearnableDropout):
         return super().draw(count, shape, like, generator)
 
 
-def test_masks_at_once_are_halved_when_memory_runs_out() -> None:
+def test_masks_at_once_are_halved_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lbdrop.passes.pieces.ALONE", 1.0)
     model = nn.Sequential(nn.Linear(4, 8), ShortOfMemory(8), nn.Linear(8, 3))
     assert predict(model, torch.randn(5, 4), samples=20).samples.shape == (20, 5, 3)
     assert model[1].tried == [20, 10, 5, 5, 5, 5]

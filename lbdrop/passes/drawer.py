@@ -1,6 +1,7 @@
 """Who draws the masks of a run: all masks of one use of a layer at once, whichever engine asks."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,16 +60,22 @@ class PlainMasks(Drawer):
 
 
 class IndependentMasks(Drawer):
-    """Independent masks of a generator, as prediction wants."""
+    """Independent masks, as prediction wants: each of a generator of its own, so that it does not matter which run together."""
 
-    def __init__(self, masks: int, generator: torch.Generator):
-        self.masks, self.generator = masks, generator
+    def __init__(self, generators: Sequence[torch.Generator]):
+        self.generators = generators
+        self.before = [generator.get_state() for generator in generators]
 
     def draws(self, layer: NoiseLayer) -> bool:
         return layer.samples_at_test
 
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        return layer.draw(self.masks, shape, x, self.generator)
+        drawn = [layer.draw(1, shape, x, generator) for generator in self.generators]
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+    def begin(self) -> None:
+        for generator, state in zip(self.generators, self.before, strict=True):
+            generator.set_state(state)
 
 
 def refuse_other_shape(mask: Tensor, shape: tuple[int, ...]) -> None:

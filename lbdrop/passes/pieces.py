@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,15 @@ from lbdrop import masks
 from lbdrop._torch import tree_flatten, tree_map
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
+from lbdrop.guards.snapshot import unchanged
+from lbdrop.passes.price import count_pass
 
 __all__ = ["Plan", "plan_pieces", "split_rows"]
 
 MAX_GROWTH = 64
 """Activations are taken to be at most so many times as large as the input, before any is measured."""
+ALONE = 0.6
+"""Where more than this share of a pass is work behind the first dropout, a CPU runs masks one by one, which fits its cache."""
 DEFAULT_MEMORY = 4 << 30
 """Free bytes where the system does not tell."""
 
@@ -36,6 +42,11 @@ def plan_pieces(model: nn.Module, call: Callable[..., Tensor], batch: Any, sampl
         raise DropoutError("inputs: want at least one example, got an empty batch; check the data")
     examples = len(tensors[0])
     budget = memory or _free_memory(tensors[0].device) // 2
+    if (
+        tensors[0].device.type == "cpu"
+        and _share_behind(model, partial(call, model, next(split_rows(batch, 32)))) > ALONE
+    ):
+        samples = 1
     if memory is None and samples * sum(t.nbytes for t in tensors) * MAX_GROWTH < budget:
         return Plan(examples, samples)  # certain to fit: no measuring
     before, behind = _largest_activations(model, call, next(split_rows(batch, 1)))
@@ -45,6 +56,18 @@ def plan_pieces(model: nn.Module, call: Callable[..., Tensor], batch: Any, sampl
     if any(layer.batch_dim for layer in noise_layers(model).values()):
         examples_at_once = examples  # sequence-first inside, so perhaps outside: the first axis may not be examples
     return Plan(examples_at_once, masks_at_once)
+
+
+_shares: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+
+
+def _share_behind(model: nn.Module, call: Callable[[], Tensor]) -> float:
+    """Counted once for a model."""
+    if model not in _shares:
+        with unchanged(model):
+            found = count_pass(call, noise_layers(model).values())
+        _shares[model] = (found.behind - found.calls_behind) / found.total
+    return _shares[model]
 
 
 def split_rows(batch: Any, count: int) -> Iterator[Any]:

@@ -51,6 +51,8 @@ class Pass:
 
     total: float = 0.0
     behind: float = 0.0
+    calls_behind: float = 0.0
+    """Of what lies behind, the part that calls take: masks that run together share it."""
     uses: int = 0
     elements: int = 0
 
@@ -108,6 +110,7 @@ class _Counter(OperationMode):
         self.found.total += cost
         if self.found.uses:
             self.found.behind += cost
+            self.found.calls_behind += self.call
         return output
 
     @staticmethod

@@ -221,7 +221,12 @@ def test_masks_run_together_equal_masks_run_one_by_one(own: bool) -> None:
     image, layers = torch.rand(1, 3, 64, 70), noise_layers(model).values()
     with batch_statistics(model) if own else nullcontext(), torch.no_grad():
         together, one_by_one = (
-            engine(layers, lambda: model(image), 3, IndependentMasks(3, torch.Generator().manual_seed(0)))[0]
+            engine(
+                layers,
+                lambda: model(image),
+                3,
+                IndependentMasks([torch.Generator().manual_seed(seed) for seed in range(3)]),
+            )[0]
             for engine in (run_lanes, run_replay)
         )
     assert torch.allclose(together, one_by_one, atol=1e-4)
@@ -241,11 +246,13 @@ def test_masks_under_autocast_run_together_with_the_same_outputs(own: bool, monk
     strong = lambda block, _: nn.Identity() if "down" in block else LearnableDropout(rate=0.5, channels=True)  # noqa: E731
     model = FCDenseNet(56, plan=TINY, dropout=strong).to(memory_format=torch.channels_last).eval()
     image = torch.rand(2, 3, 40, 50).contiguous(memory_format=torch.channels_last)
-    one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    other = torch.Generator().manual_seed(0)
+    seeds = torch.randint(2**62, (3,), generator=other.clone_state()).tolist()
+    one = [torch.Generator().manual_seed(seed) for seed in seeds]
     layers = noise_layers(model).values()
     with torch.autocast("cpu", dtype=torch.bfloat16), batch_statistics(model) if own else nullcontext():
         with torch.no_grad():
-            one_by_one = Predictive.of(run_replay(layers, lambda: model(image), 3, IndependentMasks(3, one))[0])
+            one_by_one = Predictive.of(run_replay(layers, lambda: model(image), 3, IndependentMasks(one))[0])
         monkeypatch.setattr(passes, "run_replay", None)
         with Convolutions() as ran:
             together = predict(model, image, samples=3, generator=other)
