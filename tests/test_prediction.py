@@ -1,6 +1,7 @@
 """Predictive distributions: what they contain, and what they leave as it was."""
 
 from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lbdrop import DropoutError, LearnableDropout, Predictive, masks, predict
+from lbdrop.passes.drawer import IndependentMasks
 
 
 def classifier(classes: int = 3) -> nn.Sequential:
@@ -157,25 +159,21 @@ def test_results_do_not_depend_on_the_memory_budget() -> None:
     torch.testing.assert_close(small.mean, large.mean, atol=0.1, rtol=0)
 
 
-class ShortOfMemory(LearnableDropout):
-    """Memory for five masks at once."""
-
-    def __init__(self, units: int):
-        super().__init__(units)
-        self.tried: list[int] = []
-
-    def draw(self, count: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-        self.tried.append(count)
-        if count > 5:
-            raise torch.OutOfMemoryError("out of memory")
-        return super().draw(count, shape, like, generator)
-
-
 def test_masks_at_once_are_halved_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, draw = [], IndependentMasks.draw
+
+    def short_of_memory(drawer: IndependentMasks, *arguments: Any) -> Tensor:
+        """Memory for five masks at once."""
+        tried.append(len(drawer.generators))
+        if tried[-1] > 5:
+            raise torch.OutOfMemoryError("out of memory")
+        return draw(drawer, *arguments)
+
     monkeypatch.setattr("lbdrop.passes.pieces.ALONE", 1.0)
-    model = nn.Sequential(nn.Linear(4, 8), ShortOfMemory(8), nn.Linear(8, 3))
+    monkeypatch.setattr(IndependentMasks, "draw", short_of_memory)
+    model = nn.Sequential(nn.Linear(4, 8), LearnableDropout(8), nn.Linear(8, 3))
     assert predict(model, torch.randn(5, 4), samples=20).samples.shape == (20, 5, 3)
-    assert model[1].tried == [20, 10, 5, 5, 5, 5]
+    assert tried == [20, 10, 5, 5, 5, 5]
 
 
 @pytest.mark.usefixtures("without_type_checks")

@@ -1,6 +1,7 @@
 """How many examples and how many masks go through a model at once, so that activations fit into memory."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from lbdrop import masks
 from lbdrop._torch import tree_flatten, tree_map
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.guards.snapshot import unchanged
+from lbdrop.guards.snapshot import Snapshot
 from lbdrop.passes.price import count_pass
 
 __all__ = ["Plan", "plan_pieces", "split_rows"]
@@ -58,16 +59,19 @@ def plan_pieces(model: nn.Module, call: Callable[..., Tensor], batch: Any, sampl
     return Plan(examples_at_once, masks_at_once)
 
 
+_counting = threading.RLock()
 _shares: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def _share_behind(model: nn.Module, call: Callable[[], Tensor]) -> float:
     """Counted once for a model."""
-    if model not in _shares:
-        with unchanged(model):
+    with _counting:  # one thread counts, others wait for it
+        if model not in _shares:
+            before = Snapshot(model)
             found = count_pass(call, noise_layers(model).values())
-        _shares[model] = (found.behind - found.calls_behind) / found.total
-    return _shares[model]
+            before.restore()
+            _shares[model] = (found.behind - found.calls_behind) / found.total
+        return _shares[model]
 
 
 def split_rows(batch: Any, count: int) -> Iterator[Any]:

@@ -91,7 +91,8 @@ class _Counted:
         self.counter = counter
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor:
-        mask = PlainMasks().draw(layer, layer.mask_shape(x), x)[0]
+        own = PlainMasks(torch.Generator(x.device))  # other threads may draw from the global state meanwhile
+        mask = own.draw(layer, layer.mask_shape(x), x)[0]
         self.counter.found.uses += 1
         self.counter.found.elements += mask.numel()
         return mask
