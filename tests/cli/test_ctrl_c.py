@@ -37,7 +37,7 @@ LISTENING = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 def test_ctrl_c_during_training_is_one_line_and_keeps_the_state(tmp_path: Path) -> None:
     checkerboard().write_csv(tmp_path / "likes.csv")
     words = ["recommend", "fit", str(tmp_path / "likes.csv"), "--out", str(tmp_path / "model"), "--epochs", "100000"]
-    command = [sys.executable, "-m", "lbdrop", *words, "--validation", "0", "--set", "hidden=4"]
+    command = [sys.executable, "-m", "lbdrop", *words, "--validation", "0", "--dropout", "learned", "--set", "hidden=4"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=LISTENING
     ) as process:

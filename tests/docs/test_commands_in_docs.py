@@ -77,7 +77,9 @@ def parse(words: list[str]) -> None:
         parse_lbdrop(asked.training_script_args)
     elif words[:2] == ["python", "-m"] and rest[1].startswith("benchmarks."):
         benchmark = typer.Typer()
-        benchmark.command()(importlib.import_module(rest[1]).main)
+        module = importlib.import_module(rest[1])
+        module = importlib.import_module(f"{rest[1]}.__main__") if hasattr(module, "__path__") else module
+        benchmark.command()(module.main)
         typer.main.get_command(benchmark).make_context(rest[1], rest[2:])
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

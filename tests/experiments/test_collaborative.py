@@ -64,7 +64,7 @@ def test_rows_run_and_record_everything(method: str, split: Any) -> None:
     assert json.loads(json.dumps(record, allow_nan=False))["method"] == method
     assert record["label"].startswith(recipes.ROWS[method].label)
     for part in ("validation", "test"):
-        assert set(record[part]) == {"mean", "standard_error", "users", "coverage", "popularity"}
+        assert set(record[part]) == {"mean", "standard_error", "users", "coverage", "popularity", "kinds"}
         assert set(record[part]["mean"]) == {"recall@20", "recall@50", "ndcg@100"}
         assert record[part]["users"] == 12
     assert record["data"]["train_users"] == 36

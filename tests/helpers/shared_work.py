@@ -89,7 +89,9 @@ def core_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]:
         estimator=name,
         generator=torch.Generator().manual_seed(2),
     )
-    objective.runner.estimator = sliced(objective.runner.estimator, rows)
+    plan = objective.runner.plan
+    assert plan is not None
+    objective.runner.plan = plan._replace(estimator=sliced(plan.estimator, rows))
     objective(losses, *(each[rows] for each in data())).backward()
     return gradients(model)
 
@@ -178,7 +180,7 @@ def recommender_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]
         return torch.randn(EXAMPLES, 4, dtype=torch.float64, generator=generator)[mine]
 
     with mock.patch.object(vae, "antithetic", pairs), mock.patch.object(RowMasks, "draw", masks), mock.patch.object(VAE, "latent_noise", noise):  # fmt: skip
-        steps.fabric.backward(steps.loss(loop._Work(batch, torch.tensor(0.3), None, None)).total)
+        steps.fabric.backward(steps.loss(loop._Work(batch, torch.tensor(0.3), None)).total)
     return gradients(model)
 
 

@@ -33,10 +33,11 @@ def masks_of_a_seed() -> Tensor:
     """The first masks after the same seed in every process."""
     model, drawn = work.network(), []
     objective = Objective(DistributedDataParallel(model), examples=100, estimator="disarm")
-    plain = objective.runner.estimator.draw
-    objective.runner.estimator = objective.runner.estimator._replace(
-        draw=lambda *a: drawn.append(plain(*a)) or drawn[-1]
-    )
+    plan = objective.runner.plan
+    assert plan is not None
+    plain = plan.estimator.draw
+    noted = plan.estimator._replace(draw=lambda *a: drawn.append(plain(*a)) or drawn[-1])
+    objective.runner.plan = plan._replace(estimator=noted)
     torch.manual_seed(0)
     objective(work.losses, *work.data()).backward()
     return drawn[0].z

@@ -43,6 +43,8 @@ class World(NamedTuple):
             "2",
             "--validation",
             "0",
+            "--dropout",
+            "learned",
             "--set",
             "hidden=8",
             "--set",
