@@ -128,5 +128,10 @@ def library(title: str, models: Mapping[str, Any]) -> str:
     return f"## {title}\n\n{table(header, rows())}" if models else ""
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the page from the record."""
     PAGE.write_text(page(read_json(RESULT)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
