@@ -188,6 +188,7 @@ def test_down_path_runs_once_for_all_masks_of_a_training_step() -> None:
 
 def test_down_path_runs_once_for_all_masks_of_a_prediction() -> None:
     model = FCDenseNet(56, plan=TINY, dropout=dropout)
+    predict(model, torch.rand(2, 3, 32, 40), samples=1)  # a pass is counted, once for a model
     with Convolutions() as ran:
         predict(model, torch.rand(2, 3, 32, 40), samples=5)
     assert ran.reads.count(3) == 1
@@ -254,6 +255,7 @@ def test_masks_under_autocast_run_together_with_the_same_outputs(own: bool, monk
         with torch.no_grad():
             one_by_one = Predictive.of(run_replay(layers, lambda: model(image), 3, IndependentMasks(one))[0])
         monkeypatch.setattr(passes, "run_replay", None)
+        predict(model, image, samples=1, generator=other.clone_state())  # a pass is counted, once for a model
         with Convolutions() as ran:
             together = predict(model, image, samples=3, generator=other)
     assert ran.dtypes == {torch.bfloat16}
