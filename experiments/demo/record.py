@@ -67,11 +67,10 @@ SHOP_CONTESTANTS = {
     for each in (
         ShopContestant("popularity", {"method": "popularity"}),
         ShopContestant("EASE", {"method": "ease"}),
+        ShopContestant("the library's default", {}, "lbd"),  # chooses by itself between the linear model and both
         ShopContestant("no dropout", {"dropout": "none"}),
         ShopContestant("fixed dropout 0.5", {"dropout": "fixed"}, "mc"),
-        ShopContestant(
-            LEARNED, {"method": "sivae-lbd"}, "lbd"
-        ),  # a rate for every item, to be drawn; the default learns one
+        ShopContestant(LEARNED, {"method": "sivae-lbd"}, "lbd"),  # a rate for every item, to be drawn
     )
 }
 

@@ -65,7 +65,8 @@ def run(settings: ShopSettings, tick: Tick | None = None) -> dict[str, Any]:
         if tick:
             tick(name)
         started = time.perf_counter()
-        trained: dict[str, Any] = {} if contestant.arguments.get("method") in LINEAR else {"epochs": settings.epochs}
+        given = contestant.arguments  # the default is as it comes
+        trained: dict[str, Any] = {"epochs": settings.epochs} if given and given.get("method") not in LINEAR else {}
         model = Recommender(**contestant.arguments, **trained, progress=False).fit(known)
         reports[name] = model.evaluate(test)
         entries.append(_entry(name, model, reports[name], time.perf_counter() - started))
@@ -100,7 +101,8 @@ def keep_shop(settings: ShopSettings, folder: Path) -> None:
 def _entry(name: str, model: Recommender | None, report: Report, seconds: float) -> dict[str, Any]:
     values = {key: {"mean": report.mean[key], "se": report.error[key]} for key in report.mean}
     history = None if model is None else model.history_
-    rates = None if model is None or history is None else model.rates()["rate"].to_numpy()
+    table = None if model is None or history is None else model.rates()
+    rates = None if table is None or "rate" not in table.columns else table["rate"].to_numpy()  # two experts have two
     return {
         "name": name,
         "test": values,
