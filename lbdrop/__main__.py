@@ -21,6 +21,7 @@ def main() -> None:
     """Run the command that the arguments name."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell's background job ignores it
         signal.signal(signal.SIGINT, _stop)
+        sys.unraisablehook = _unraisable
     try:
         from lbdrop.cli import app
 
@@ -43,10 +44,21 @@ def _stop(number: int, frame: FrameType | None) -> None:
         return
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"stopped\n")
-            os._exit(130)
+            _exit()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _unraisable(error: "sys.UnraisableHookArgs") -> None:
+    """Ctrl-C while Python tidies up, as at the end of a generator, would be printed and forgotten."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        _exit()
+    sys.__unraisablehook__(error)
+
+
+def _exit() -> None:
+    os.write(2, b"stopped\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

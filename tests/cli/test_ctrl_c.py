@@ -60,3 +60,30 @@ def test_ctrl_c_during_an_import_is_one_line(module: str, tmp_path: Path) -> Non
     command = [sys.executable, "-c", DURING_AN_IMPORT, module, "recommend", "similar", str(tmp_path), "7"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=LISTENING)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+
+
+def test_ctrl_c_while_python_tidies_up_is_one_line_too() -> None:
+    code = """
+import os, signal
+from unittest import mock
+import lbdrop.__main__ as command
+
+def rows():
+    try:
+        yield 1
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def app(prog_name):
+    generator = rows()
+    next(generator)
+    del generator
+    print("went on")
+
+with mock.patch("lbdrop.cli.app", app):
+    command.main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, preexec_fn=LISTENING
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
