@@ -23,6 +23,7 @@ from lbdrop.guards.finite import refuse_infinite_output
 from lbdrop.passes.drawer import IndependentMasks
 from lbdrop.passes.pieces import Plan, plan_pieces, split_rows
 from lbdrop.passes.run import run
+from lbdrop.promises import Answers, conformal_scale, largest_doubt
 from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
 
 __all__ = ["Kind", "Predictive", "predict"]
@@ -48,6 +49,49 @@ class Predictive:
     @property
     def std(self) -> Tensor:
         return self.variance.sqrt()
+
+    def abstain(self, held_out: "Predictive", labels: Tensor, error: float = 0.05, risk: float = 0.05) -> Answers:
+        """Which examples to answer, so that at most ``error`` of the answers are wrong.
+
+        The promise holds for examples drawn as the held-out ones, which neither weights nor rates may have seen, and fails for
+        a share of at most ``risk`` of all such held-out sets (:mod:`lbdrop.promises`).
+
+        >>> held_out = Predictive.of(torch.randn(5, 300, 2) + torch.tensor([9.0, 0.0]))
+        >>> bool(held_out.abstain(held_out, torch.zeros(300).long()).answered.all())
+        True
+        """
+        if self.entropy is None or held_out.entropy is None or self.entropy.dim() != 1:
+            raise DropoutError("abstain: want predictions of one class per example; regression has interval")
+        p = held_out.mean
+        predicted = p.argmax(1) if p.dim() == 2 else p > 0.5
+        if labels.shape != held_out.entropy.shape:
+            raise DropoutError(f"labels: want shape {tuple(held_out.entropy.shape)}, got {tuple(labels.shape)}")
+        at, share = largest_doubt(held_out.entropy, predicted != labels.to(predicted), error, risk)
+        return Answers(self.entropy <= at, at, share)
+
+    def interval(
+        self, held_out: "Predictive", targets: Tensor, level: float = 0.9, noise: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends that hold a share ``level`` of new targets, whatever the model: split conformal prediction.
+
+        Its width follows the masks' deviation; ``noise`` is a variance added to theirs. The promise is for one output per
+        example, drawn as the held-out ones, which neither weights nor rates may have seen.
+        """
+        if self.entropy is not None or held_out.entropy is not None:
+            raise DropoutError("interval: want kind='regression', got classes; those have abstain")
+        if held_out.mean.numel() != len(held_out.mean) or targets.numel() != held_out.mean.numel():
+            raise DropoutError(
+                f"targets: want one output and one target per example, got {tuple(held_out.mean.shape)} and"
+                f" {tuple(targets.shape)}"
+            )
+        own, theirs = ((each.variance + noise).sqrt() for each in (self, held_out))
+        if not bool((own > 0).all() & (theirs > 0).all()):
+            raise DropoutError(
+                "noise: want a variance above 0 where masks agree, got 0; say noise=1.0 for equal widths"
+            )
+        scores = (targets.view_as(held_out.mean) - held_out.mean).abs() / theirs
+        scale = conformal_scale(scores.flatten(), level)
+        return self.mean - scale * own, self.mean + scale * own
 
     @classmethod
     def of(

@@ -12,7 +12,7 @@ LAYERS = (
     ("_torch", "io"),
     ("sources",),
     ("dropout",),
-    ("estimators", "masks", "rivals"),
+    ("estimators", "masks", "promises", "rivals"),
     ("guards",),
     ("passes", "sites"),
     ("step",),
