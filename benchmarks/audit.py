@@ -94,7 +94,6 @@ def _advisories(packages: dict[str, str]) -> dict[str, Any]:
             "--disable-pip",
             "--format",
             "json",
-            "--vulnerability-service",
         ]
         for source in ("osv", "pypi"):
             done = subprocess.run(

@@ -47,7 +47,8 @@ def demo(
         from experiments.demo.shop import run as run_shop
 
         with writing(out):
-            check_writable(out, PAGE, RESULT, *FILES)
+            check_writable(out, PAGE)
+            check_writable(out, RESULT, *FILES)
 
         with bar(settings, console) as tick:
             result = run(settings, tick)

@@ -61,6 +61,11 @@ def rates(
         folder = out if out is not None else run.RESULTS
         with writing(folder):
             check_writable(folder)
+        ours = (_path(folder, one).exists() for one in tasks.TASKS.values())
+        if (there := [name for name in table.FILES if (folder / name).exists()]) and not any(ours):
+            raise DropoutError(
+                f"{folder}: want a place for {there[0]}, got one of another program; choose another --out"
+            )
         place = _checked(device)
         for one in whos:
             one.data(data, 0)  # missing data should end the table before it begins

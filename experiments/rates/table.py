@@ -19,8 +19,10 @@ from experiments.rates.verdicts import LEAST, LEVEL, in_words, paired, plus_minu
 from lbdrop.io.files import replacing
 from lbdrop.io.records import write_json
 
-__all__ = ["FIXED", "by_seed", "chosen", "retraining", "save", "summarise", "summary"]
+__all__ = ["FILES", "FIXED", "by_seed", "chosen", "retraining", "save", "summarise", "summary"]
 
+FILES = ("summary.json", "table.md", "rates.png")
+"""What is made of the records, beside them."""
 Record = Mapping[str, Any]
 By = dict[str, dict[int, Record]]
 FIXED = ("none", *(f"fixed-{rate:g}" for rate in GRID))
@@ -199,11 +201,11 @@ def save(folder: Path) -> list[Path]:
     whole, others = summarise(folder), other_experiments.summarise(folder.parent.parent)
     if not whole:
         return []
-    table = folder / "table.md"
+    summary, table, rates = (folder / name for name in FILES)
     with replacing(table) as beside:
         beside.write_text("\n".join([*_lines(whole), *other_experiments.lines(others)]) + "\n", encoding="utf-8")
-    paths = [write_json(folder / "summary.json", whole | others), table]
-    drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, folder / "rates.png")
+    paths = [write_json(summary, whole | others), table]
+    drawn = figure.save({name: read(folder / f"{name}.json") for name in whole}, rates)
     return [*paths, drawn] if drawn else paths
 
 

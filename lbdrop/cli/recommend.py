@@ -17,7 +17,7 @@ from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
 from lbdrop.cli.tables import read_features, read_later, read_training, refuse_columns, scan_table
 from lbdrop.errors import DropoutError
-from lbdrop.io.records import write_json
+from lbdrop.io.records import provenance, write_json
 
 if TYPE_CHECKING:
     from lbdrop.recommend.recommender import Recommender
@@ -172,6 +172,9 @@ def evaluate(
     """
     console = Console(highlight=False)
     with one_line_errors():
+        if out is not None:
+            with writing(out.parent):
+                check_writable(out.parent, out.name)
         fitted = recommender_class().load(model)
         data = read_later(file, user, item, weight, fitted, after, time_column)
         report = fitted.evaluate(data, samples=samples)
@@ -185,7 +188,7 @@ def evaluate(
         console.print(", ".join(f"{name}: {count:,}" for name, count in report.kinds.items()))
         if out is not None:
             with writing(out.parent):
-                write_json(out, report.record())
+                write_json(out, report.record() | {"provenance": provenance()})
             console.print(one_line(str(out.resolve())), markup=False, soft_wrap=True)
 
 

@@ -97,10 +97,12 @@ def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.Data
     import polars as pl
 
     from lbdrop.recommend.data.interactions import Interactions
+    from lbdrop.recommend.data.parquet_sizes import check_fits
     from lbdrop.recommend.data.polars_panics import panics_as_errors
     from lbdrop.recommend.data.table_files import reading
 
     with reading(path), panics_as_errors():
+        check_fits(path)
         if path.suffix == ".parquet":
             table = pl.read_parquet(path)
         else:

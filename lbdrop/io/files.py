@@ -12,8 +12,10 @@ import platform
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from lbdrop.errors import DropoutError
@@ -24,10 +26,14 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100
 """Constants of Linux's ``renameat2``."""
 LOCK, MARK = "lock", b"lbdrop: work in progress\n"
 """A file in a folder of unfinished work, and what it says; so no other program's folder is taken for one."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system without locks says."""
 PART = r"[^/]+-\d+\.part"
 """The name of what is written beside its target, as a pattern."""
 MAX_HOLES = 1 << 20
 """Bytes of holes in a file."""
+_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+"""Folders that this thread, or this task, has locked."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device"}  # fmt: skip
 
@@ -75,10 +81,8 @@ def replacing(path: Path) -> Iterator[Path]:
             _flush(beside)
             if stays and beside.is_dir():
                 _fill(path, beside)
-            elif beside.is_dir() and path.exists():
-                _exchange(beside, path)  # the old one is beside now, and is removed
             else:
-                beside.replace(path)
+                _put(beside, path)
             _sync(path.parent)
     finally:
         _erase(beside)
@@ -117,11 +121,16 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path, ours: str = ".*") -> Iterator[None]:
-    """Lock ``folder`` against other processes, and make it if it is missing; the lock of a killed process is released.
+def locked(folder: Path, ours: str | None = ".*") -> Iterator[None]:
+    """Lock ``folder`` against others, and make it if it is missing; the lock of a killed process is released.
 
     Paths of files in it must match ``ours`` and its lock must be ours, or it is an error: what is there is somebody else's.
+    With ``None`` other files may be there, the lock goes at the end, and one that the caller holds already is enough.
     """
+    place = real(folder)
+    if ours is None and place in _held.get():
+        yield
+        return
     _check_work(folder, ours)
     try:
         import fcntl
@@ -131,25 +140,32 @@ def locked(folder: Path, ours: str = ".*") -> Iterator[None]:
         return
     while True:
         folder.mkdir(parents=True, exist_ok=True)
+        kept = ours is not None or (folder / LOCK).exists()
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise DropoutError(
-                f"{folder}: want a folder that no other process writes to, got one locked by another process; wait for it, or"
-                " choose another folder"
-            ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(lock)
+                raise DropoutError(
+                    f"{folder}: want a folder that nobody else writes to, got one locked by another process or thread; wait"
+                    " for it, or choose another folder"
+                ) from error
         if _is_same_file(lock, folder / LOCK):
             os.pwrite(lock, MARK, 0)
             break
         os.close(lock)  # its holder finished and removed the folder before we had the lock
+    _held.set(_held.get() | {place})
     try:
         yield
     finally:
+        _held.set(_held.get() - {place})
         # Only if our lock is in it: the folder may have been removed and made again by another process.
-        if _is_same_file(lock, folder / LOCK) and [each.name for each in folder.iterdir()] == [LOCK]:
-            shutil.rmtree(folder, ignore_errors=True)
+        if _is_same_file(lock, folder / LOCK):
+            if not kept:
+                (folder / LOCK).unlink()
+            elif [each.name for each in folder.iterdir()] == [LOCK]:
+                shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
@@ -163,12 +179,14 @@ def _others(folder: Path, ours: str) -> list[Path]:
     return sorted(each for each in files if not pattern.fullmatch(each.relative_to(folder).as_posix()))
 
 
-def _check_work(folder: Path, ours: str) -> None:
-    found = _others(folder, ours) if folder.is_dir() else []
+def _check_work(folder: Path, ours: str | None) -> None:
+    found = _others(folder, ours) if ours is not None and folder.is_dir() else []
     lock = folder / LOCK
     said = lock.read_bytes() if lock.exists() and check_plain(lock, folder) <= len(MARK) else b""
     if not found and folder.is_dir() and said != MARK:
-        found = [each for each in sorted(folder.iterdir()) if each != lock or each.stat().st_size]
+        found = [
+            each for each in sorted(folder.iterdir()) if (each.stat().st_size if each == lock else ours is not None)
+        ]
     if found:
         raise DropoutError(
             f"{folder}: want unfinished work of lbdrop or a new folder, got {found[0].relative_to(folder)} there, which would"
@@ -208,12 +226,12 @@ def _fill(folder: Path, new: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.part")
+    return path.with_name(f"{path.name}.{platform.node()}.{threading.get_native_id()}-{os.getpid()}.part")
 
 
 def _sweep(path: Path) -> None:
     """Remove what processes of this machine that have ended left beside ``path``."""
-    pattern = re.compile(rf"{re.escape(path.name)}\.{re.escape(platform.node())}-(\d+)\.part")
+    pattern = re.compile(rf"{re.escape(path.name)}\.{re.escape(platform.node())}(?:\.\d+)?-(\d+)\.part")
     for each in path.parent.iterdir():
         if (found := pattern.fullmatch(each.name)) and not _is_running(int(found.group(1))):
             _erase(each)
@@ -253,6 +271,17 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _put(new: Path, path: Path) -> None:
+    if not (new.is_dir() and path.exists()):
+        try:
+            new.replace(path)
+            return
+        except OSError:
+            if not (new.is_dir() and path.is_dir()):  # one that another process or thread has just put there
+                raise
+    _exchange(new, path)  # the old one is beside now, and is removed
 
 
 def _exchange(new: Path, old: Path) -> None:

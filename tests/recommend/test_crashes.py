@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 from helpers.sealing import reseal
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.data.shop import generate_shop
+from lbdrop.recommend.train import checkpoints
 
 KILLS = int(os.environ.get("LBDROP_KILLS", "8"))
 """SIGKILLs of each of the five; more in a night than in a test."""
@@ -66,6 +69,42 @@ def test_fit_resumes_only_with_the_same_data(likes: pl.DataFrame, tmp_path: Path
     longer = small(epochs=3).fit(likes, checkpoints=tmp_path / "state")  # more epochs are the same run, further on
     assert longer.history_ is not None
     assert [epoch["epoch"] for epoch in longer.history_.epochs] == [1, 2, 3]
+
+
+def test_two_fits_into_one_folder_are_one_line_each(likes: pl.DataFrame, tmp_path: Path) -> None:
+    """From a thread as from a process: the lock belongs to the run."""
+    expected, refused, load = small().fit(likes).state(), [], checkpoints.newest
+
+    def while_another(folder: Path) -> Path | None:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(DropoutError, match="state: want .* got one locked") as error:
+            pool.submit(small().fit, likes, checkpoints=folder).result()
+        refused.append(str(error.value))
+        return load(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "newest", while_another)
+        model = small().fit(likes, checkpoints=tmp_path / "state")
+    assert refused
+    assert not any("\n" in each for each in refused)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state().items())
+    assert os.listdir(tmp_path / "state") == ["epoch-00002"]
+
+
+def test_foreign_lock_beside_states_is_kept(likes: pl.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("of a door")
+    with pytest.raises(DropoutError, match="got lock there, which would be lost"):
+        small().fit(likes, checkpoints=tmp_path)
+    assert (tmp_path / "lock").read_text() == "of a door"
+
+
+def test_damaged_state_is_refused_before_a_trainer_is_set_up(
+    likes: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small().fit(likes, checkpoints=tmp_path)
+    (tmp_path / "epoch-00002" / "state.safetensors").write_bytes(b"half of")
+    monkeypatch.setattr("lbdrop.recommend.train.fit.launch", lambda *_, **__: pytest.fail("a trainer was set up"))
+    with pytest.raises(DropoutError, match="state.safetensors: want"):
+        small().fit(likes, checkpoints=tmp_path)
 
 
 def test_unreadable_state_is_an_error_of_one_line(likes: pl.DataFrame, tmp_path: Path) -> None:

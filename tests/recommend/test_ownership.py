@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
@@ -125,6 +126,44 @@ def test_demo_keeps_foreign_files_of_its_names(place: Path) -> None:
     code, said = call("demo", "--quick", "--out", "shop")
     assert (code, "got one of another program" in said) == (1, True)
     assert mine.read_text() == "years of work"
+
+
+def test_demo_keeps_likes_beside_a_report(place: Path) -> None:
+    record = Path(__file__).parents[2] / "experiments" / "toy" / "results" / "toy.json"
+    assert call("report", record, "--out", ".")[0] == 0
+    before = (place / "likes.csv").read_text()
+    code, said = call("demo", "--quick", "--out", ".")
+    assert (code, "want a place for result.json, got one of another program" in said) == (1, True)
+    assert (place / "likes.csv").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["likes.csv", "notes.json"])
+def test_evaluate_replaces_only_measures(place: Path, name: str) -> None:
+    put(place / "notes.json", '{"mean": "of the class"}')
+    checkerboard().with_columns(user_id=pl.col("user_id") + 1000).write_csv(place / "later.csv")
+    before = (place / name).read_text()
+    code, said = call("recommend", "evaluate", "model", "later.csv", "--out", name)
+    assert (code, f"want a place for {name}, got one of another program" in said) == (1, True)
+    assert (place / name).read_text() == before
+    for _ in range(2):
+        assert call("recommend", "evaluate", "model", "later.csv", "--out", "measures.json") == (0, "")
+
+
+@pytest.mark.parametrize("name", ["table.md", "summary.json", "rates.png"])
+def test_reproduce_rates_keeps_foreign_files_of_its_names(place: Path, name: str) -> None:
+    mine = put(place / "thesis" / name)
+    code, said = call("reproduce", "rates", "--task", "digits", "--out", "thesis")
+    assert (code, f"want a place for {name}, got one of another program" in said) == (1, True)
+    assert mine.read_text() == "years of work"
+
+
+def test_models_saved_by_several_threads_at_once_are_whole(place: Path) -> None:
+    models = [Recommender("popularity").fit(checkerboard().head(rows)) for rows in (30, 60)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda n: models[n % 2].save(place / "shared"), range(24)):
+            pass
+    assert repr(Recommender.load(place / "shared")) in map(repr, models)
+    assert sorted(os.listdir(place)) == ["likes.csv", "model", "shared"]
 
 
 def test_dot_is_the_folder_one_is_in_and_stays_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

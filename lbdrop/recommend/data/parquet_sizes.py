@@ -1,11 +1,14 @@
-"""How large a Parquet file says that it becomes: from its footer and the headers of its pages, before anything is decoded.
+"""How large a table becomes: of Parquet from its footer and the headers of its pages, before anything is decoded.
 
-A page of a megabyte may declare to unfold to two gigabytes, and its reader takes them at once. Both places are numbers in
-Thrift's compact protocol (https://github.com/apache/parquet-format, ``parquet.thrift``), read here as dicts by field number.
+A page of a megabyte may declare to unfold to two gigabytes, and its reader takes them at once; what it declares is all that
+polars takes. A value repeated a billion times takes eight bytes each. Both places are numbers in Thrift's compact protocol
+(https://github.com/apache/parquet-format, ``parquet.thrift``), read here as dicts by field number.
 """
 
+import gzip
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,26 +18,29 @@ from lbdrop.io.files import check_plain
 __all__ = ["check_fits", "check_ids_fit", "declared"]
 
 MAGIC, MAX_FOOTER, PAGE_HEADER = b"PAR1", 1 << 26, 1 << 14
-SLACK, ROOM = 1 << 20, 1 << 26
+SLACK, ROOM, PIECE = 1 << 20, 1 << 26, 1 << 22
+GZIP, OTHERS = b"\x1f\x8b", (b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
+"""How compressed text begins, whatever the name of its file: polars unfolds these, too."""
 
 
 class Declared(NamedTuple):
-    """Rows, and bytes after decompression."""
+    """Rows, bytes after decompression, and values."""
 
     rows: int
     bytes: int
+    values: int = 0
 
 
 def check_fits(path: Path, most: int | None = None) -> int:
-    """The rows of a Parquet file, 0 of another; an error if it would take more than ``most`` bytes, by default all memory."""
+    """The rows of a Parquet file, 0 of text; an error if it would take more than ``most`` bytes, by default all memory."""
     if most is None:
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 40
     size = check_plain(path)
-    found = declared(path) if path.suffix == ".parquet" else Declared(0, size)
-    if found.bytes > most:
+    found = declared(path) if path.suffix == ".parquet" else Declared(0, _text_bytes(path, size, most))
+    if (needed := max(found.bytes, 8 * found.values)) > most:
         raise DropoutError(
-            f"{path}: want a table of at most {most:,} bytes, got {size:,} that unfold to {found.bytes:,}; lbdrop data prepare"
-            " own reads large tables a part at a time"
+            f"{path}: want a table of at most {most:,} bytes, got {size:,} that unfold to {needed:,} or more; lbdrop data"
+            " prepare own reads large tables a part at a time"
         )
     return found.rows
 
@@ -63,7 +69,25 @@ def declared(path: Path) -> Declared:
         ) from error
     if pages > 2 * said + SLACK:
         raise DropoutError(f"{path}: want pages of {said:,} bytes, as it declares, got {pages:,}; write it again")
-    return Declared(footer[3], max(said, pages))
+    return Declared(footer[3], max(said, pages), sum(chunk[5] for chunk in chunks))
+
+
+def _text_bytes(path: Path, size: int, most: int) -> int:
+    """The bytes of a text file when it is unfolded, counted up to ``most``."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head.startswith(OTHERS):
+        raise DropoutError(f"{path}: want text, or gzip of it, got text compressed in another way; unfold it first")
+    if not head.startswith(GZIP):
+        return size
+    try:
+        with gzip.open(path) as unfolded:
+            total = 0
+            while total <= most and (piece := unfolded.read(PIECE)):
+                total += len(piece)
+            return total
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DropoutError(f"{path}: cannot be read as a table: damaged gzip ({first_line(error)})") from error
 
 
 def _footer(file: BinaryIO) -> dict[int, Any]:

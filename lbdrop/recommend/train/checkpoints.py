@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.files import PART, remove, replacing
+from lbdrop.guards.processes import is_first
+from lbdrop.io.files import PART, locked, remove, replacing
 from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
 
-__all__ = ["KIND", "WORK", "fingerprint", "load", "newest", "number", "save"]
+__all__ = ["KIND", "WORK", "fingerprint", "load", "newest", "number", "opened", "save"]
 
-RECORD, STATE, BEST = "record.json", "state.safetensors", "best-{:05d}.safetensors"
+STATES, RECORD, STATE, BEST = "epoch-{:05d}", "record.json", "state.safetensors", "best-{:05d}.safetensors"
 KIND = Kind(
     "lbdrop training state", RECORD, r"state\.safetensors|best-\d{5}\.safetensors", format=2, oldest=2,
     what="a training state", again="choose another folder, or delete this one to start anew",
@@ -54,7 +57,7 @@ def save(
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    with replacing(folder / f"epoch-{epoch:05d}") as temporary:
+    with replacing(folder / STATES.format(epoch)) as temporary:
         temporary.mkdir()
         save_file(_contiguous(tensors), temporary / STATE)
         if best is not None:
@@ -69,21 +72,44 @@ def save(
             remove(old)
 
 
+@contextmanager
+def opened(folder: Path | None) -> Iterator[dict[str, Any] | None]:
+    """The folder is this run's alone; gives the record of its newest state, whose seal is checked before all else."""
+    if folder is None:
+        yield None
+        return
+    with locked(folder, None) if is_first() else nullcontext():
+        state = newest(folder)
+        if state is None:
+            yield None
+            return
+        with reading(state, KIND.again):
+            record = read_header(state, KIND)
+            _check_record(record, number(state))
+        yield record
+
+
 def load(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Tensor] | None] | None:
-    """Load the newest state into model and optimiser; return the record and the best weights, or None if there is none.
+    folder: Path,
+    record: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+) -> dict[str, Tensor] | None:
+    """Load the newest state into model and optimiser; return the best weights, if there is a best epoch.
 
     Args:
         folder: where :func:`save` wrote.
+        record: of that state, see :func:`opened`.
         model: built with the settings of the run.
         optimizer: over the model's parameters, in the same order.
         identity: settings, seed and data of this run; they must equal the saved ones.
     """
-    if (state := newest(folder)) is None:
-        return None
+    wanted, state = json.loads(json.dumps(identity)), folder / STATES.format(len(record["epochs"]))
+    if wanted != record["identity"]:
+        _raise_other_run(folder, wanted, record["identity"])
     with reading(state, KIND.again):
-        return _load(folder, state, model, optimizer, json.loads(json.dumps(identity)))
+        return _load(state, record, model, optimizer)
 
 
 def newest(folder: Path) -> Path | None:
@@ -101,12 +127,8 @@ def number(state: Path) -> int:
 
 
 def _load(
-    folder: Path, newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer, wanted: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    record = read_header(newest, KIND)
-    _check_record(record, number(newest))
-    if wanted != record["identity"]:
-        _raise_other_run(folder, wanted, record["identity"])
+    newest: Path, record: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor] | None:
     device = next(model.parameters()).device
     tensors = load_file(newest / STATE, device=str(device))
     model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
@@ -119,12 +141,12 @@ def _load(
     _check_moments(optimizer, state)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     if record["best"] is None:
-        return record, None
+        return None
     best = load_file(newest / BEST.format(record["best"]), device=str(device))
     _check_finite(best)
     if {name: t.shape for name, t in best.items()} != {name: t.shape for name, t in model.state_dict().items()}:
         raise ValueError("weights of the best epoch in the shapes of another model")
-    return record, best
+    return best
 
 
 def _check_record(record: dict[str, Any], epoch: int) -> None:

@@ -85,7 +85,7 @@ def fit(
         settings: the default is the model's; ``epochs``, ``batch`` and the learning rates are read here.
         device: the default is a GPU, if there is one.
         seed: draws the order of users, masks and noise; the same seed gives the same run, bit for bit on a CPU.
-        checkpoints: folder for the state after each epoch; a run found there continues where it stopped.
+        checkpoints: folder for the state after each epoch, of one run at a time; one found there continues where it stopped.
         checkpoint_every: epochs between states.
         identity: more that must be the same to continue a run, such as a fingerprint of the data.
         validate_every: epochs between validations; the last one is always validated.
@@ -96,47 +96,52 @@ def fit(
             host if the device has too little memory.
         progress: show a bar.
     """
-    s = settings or model.settings
-    fabric = launch(device, precision, uneven=bool(s.alternate))
-    model.to(fabric.device)
-    rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
-    held_out = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
-    _check(model, rows, held_out, s, validate_every)
-    run = Loop(model, rows, s, fabric, seed=seed)
-    history, best = History(), None
-    identity = {"settings": {k: v for k, v in asdict(s).items() if k != "epochs"}, "seed": seed,
-                "data": {"users": rows.users, "items": rows.items, "entries": rows.entries}, **(identity or {})}  # fmt: skip
-    if checkpoints is not None and (saved := states.load(checkpoints, model, run.optimizer, identity)) is not None:
-        record, best = saved
-        history, run.step = History(record["epochs"], record["best"], record["stopped"]), record["step"]
-    if checkpoints is not None:
-        processes.check_agreement(len(history.epochs), checkpoints, fabric.device)
-    with _bar(s.epochs, len(history.epochs), progress and fabric.is_global_zero) as advance:
-        try:
-            while len(history.epochs) < s.epochs and not history.stopped:
-                number = len(history.epochs) + 1
-                entry = run.epoch(number, partial(advance, history, number))
-                if held_out is not None and (number % validate_every == 0 or number == s.epochs):
-                    entry["validation"], entry["validation_seconds"] = _validate(
-                        model, held_out, validation_samples, seed
-                    )
-                history.epochs.append(entry)
-                if entry["validation"] is not None and entry["validation"][VALIDATION_MEASURE] > history.best_measure:
-                    history.best = number
-                    best = {name: value.detach().clone() for name, value in model.state_dict().items()}
-                advance(history, number, 1.0)
-                history.stopped = patience is not None and _validations_since_best(history) >= patience
-                due = number % checkpoint_every == 0 or number == s.epochs or history.stopped
-                if checkpoints is not None and due and fabric.is_global_zero:
-                    record = asdict(history) | {"step": run.step, "identity": identity}
-                    kept = None if history.best is None or best is None else (history.best, best)
-                    states.save(checkpoints, number, model, run.optimizer, record, kept)
-        except KeyboardInterrupt:
-            raise Interrupted(_interrupted_message(history, checkpoints)) from None
-    if best is not None:
-        model.load_state_dict(best)
-    fabric.barrier()  # no process continues before the state is written
-    return history
+    with states.opened(checkpoints) as saved:
+        s = settings or model.settings
+        fabric = launch(device, precision, uneven=bool(s.alternate))
+        model.to(fabric.device)
+        rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
+        held_out = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
+        _check(model, rows, held_out, s, validate_every)
+        run = Loop(model, rows, s, fabric, seed=seed)
+        history, best = History(), None
+        data = {"users": rows.users, "items": rows.items, "entries": rows.entries}
+        run_settings = {k: v for k, v in asdict(s).items() if k != "epochs"}
+        identity = {"settings": run_settings, "seed": seed, "data": data, **(identity or {})}
+        if checkpoints is not None and saved is not None:
+            best = states.load(checkpoints, saved, model, run.optimizer, identity)
+            history, run.step = History(saved["epochs"], saved["best"], saved["stopped"]), saved["step"]
+        if checkpoints is not None:
+            processes.check_agreement(len(history.epochs), checkpoints, fabric.device)
+        with _bar(s.epochs, len(history.epochs), progress and fabric.is_global_zero) as advance:
+            try:
+                while len(history.epochs) < s.epochs and not history.stopped:
+                    number = len(history.epochs) + 1
+                    entry = run.epoch(number, partial(advance, history, number))
+                    if held_out is not None and (number % validate_every == 0 or number == s.epochs):
+                        entry["validation"], entry["validation_seconds"] = _validate(
+                            model, held_out, validation_samples, seed
+                        )
+                    history.epochs.append(entry)
+                    if (
+                        entry["validation"] is not None
+                        and entry["validation"][VALIDATION_MEASURE] > history.best_measure
+                    ):
+                        history.best = number
+                        best = {name: value.detach().clone() for name, value in model.state_dict().items()}
+                    advance(history, number, 1.0)
+                    history.stopped = patience is not None and _validations_since_best(history) >= patience
+                    due = number % checkpoint_every == 0 or number == s.epochs or history.stopped
+                    if checkpoints is not None and due and fabric.is_global_zero:
+                        record = asdict(history) | {"step": run.step, "identity": identity}
+                        kept = None if history.best is None or best is None else (history.best, best)
+                        states.save(checkpoints, number, model, run.optimizer, record, kept)
+            except KeyboardInterrupt:
+                raise Interrupted(_interrupted_message(history, checkpoints)) from None
+        if best is not None:
+            model.load_state_dict(best)
+        fabric.barrier()  # no process continues before the state is written
+        return history
 
 
 def _validate(model: VAE, held_out: HeldOutRows, samples: int, seed: int) -> tuple[dict[str, float], float]:
