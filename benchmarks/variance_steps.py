@@ -13,8 +13,10 @@ from jaxtyping import Float, Int
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+import experiments.estimators  # noqa: F401 — they register themselves
 import lbdrop
 from lbdrop.dropout import Scale
+from lbdrop.estimators import REGISTERED
 
 __all__ = ["Batch", "Digits", "Gradients", "Settings", "Stepper", "load", "network", "take_turns", "trained"]
 
@@ -27,6 +29,7 @@ class Settings:
     scales: tuple[Scale, ...] = ("none", "inverted")
     estimators: tuple[str, ...] = (
         "arm", "disarm", "rloo-2", "rloo-4", "arms-4", "double-cv", "double-cv-4", "double-cv-8",
+        *REGISTERED,
     )  # fmt: skip
     seeds: tuple[int, ...] = (0, 1, 2)
     draws: int = 32

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from lbdrop import masks as masks
     from lbdrop.dropout import LearnableDropout as LearnableDropout
     from lbdrop.errors import DropoutError as DropoutError
+    from lbdrop.guards.optimizers import parameter_groups as parameter_groups
     from lbdrop.objective import Objective as Objective
-    from lbdrop.objective import parameter_groups as parameter_groups
     from lbdrop.prediction import Predictive as Predictive
     from lbdrop.prediction import predict as predict
     from lbdrop.rivals import ConcreteDropout as ConcreteDropout
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from lbdrop.sites.bake import bake as bake
     from lbdrop.sites.convert import convert as convert
     from lbdrop.sites.prune import prune as prune
+    from lbdrop.sites.weights import load_weights as load_weights
 
 HOMES = {
     "convert": "sites.convert",
     "LearnableDropout": "dropout",
     "Objective": "objective",
-    "parameter_groups": "objective",
+    "parameter_groups": "guards.optimizers",
     "Balanced": "rules.balanced",
     "Bound": "rules.bound",
     "Rule": "rules.rule",
@@ -38,6 +39,7 @@ HOMES = {
     "Predictive": "prediction",
     "bake": "sites.bake",
     "prune": "sites.prune",
+    "load_weights": "sites.weights",
     "ConcreteDropout": "rivals",
     "FixedDropout": "rivals",
     "GaussianDropout": "rivals",

@@ -288,6 +288,23 @@ def norms_of_many(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
     return list(torch._foreach_norm(list(tensors), order)) if tensors else []
 
 
+class _Explained(str):
+    """A name that is equal to what it was, and in a message has a word behind it."""
+
+    word = ""
+
+    def __format__(self, spec: str) -> str:
+        return f"{str.__format__(self, spec)} ({self.word})"
+
+
+def explain_missing(arguments: Sequence[Any], name: str, word: str) -> None:
+    """At the end of ``_load_from_state_dict``, of its ``arguments`` behind the prefix: say more of a name that is missing."""
+    missing: list[str] = arguments[2]
+    if missing and missing[-1] == name:
+        missing[-1] = _Explained(name)
+        missing[-1].word = word
+
+
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of nested tuples, lists and dicts, and their structure; knows the containers that libraries register."""
     return _pytree.tree_flatten(tree)

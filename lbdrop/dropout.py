@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop._torch import indicator
+from lbdrop._torch import explain_missing, indicator
 from lbdrop.errors import DropoutError
 from lbdrop.sources import source_of
 
@@ -219,6 +219,9 @@ class NoiseLayer(nn.Module):
                 stacklevel=2,
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        explain_missing(
+            args, f"{prefix}logit", "a rate, which a checkpoint of the plain model has not: lbdrop.load_weights"
+        )
 
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point():

@@ -15,12 +15,13 @@ from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards import processes, threads
 from lbdrop.guards.logit_range import clamp_logits
+from lbdrop.guards.losses import check_losses
 from lbdrop.passes.price import DEFAULT_BUDGET
-from lbdrop.rules.choice import default_rule, look_around, refuse_unused_arguments
+from lbdrop.rules.choice import check_arguments, default_rule, look_around
 from lbdrop.rules.evaluation import Evaluation, Runner
 from lbdrop.rules.rule import Rule, StatefulRule, numbers
 
-__all__ = ["Objective", "parameter_groups"]
+__all__ = ["Objective"]
 
 
 class Objective:
@@ -34,7 +35,7 @@ class Objective:
         examples: how many there are in training; if given, those held out join training once rates are frozen.
         budget: what a step may cost on average, in plain steps, by default 1.25 (:mod:`lbdrop.passes.price`).
         estimator: instead, in every step: ``"double-cv-4"`` (four masks), ``"double-cv"`` (two), ``"arm"`` (the paper's),
-            ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`).
+            ``"disarm"``, ``"rloo-4"``, ``"arms-4"``, … (:mod:`lbdrop.estimators`), or one of your own.
         masks: through how many masks weights are trained where no rate learns by an estimator, which has its own number.
         coupled: whether the loss of one example depends on the masks of others, as BatchNorm in training mode makes it;
             ``None`` finds out by itself. Where it does, the difference of batch totals replaces that of single examples.
@@ -60,7 +61,7 @@ class Objective:
         steps: int | None = None,
         examples: int | None = None,
         budget: float | None = None,
-        estimator: str | None = None,
+        estimator: str | estimators.Estimator | None = None,
         masks: int | None = None,
         coupled: bool | None = None,
         unreached: str = "error",
@@ -69,15 +70,15 @@ class Objective:
     ):
         self.core, _ = processes.unwrap(model)
         noise_layers(self.core)
-        refuse_unused_arguments(
+        check_arguments(
             self.core, rule, held_out=held_out, steps=steps, examples=examples, budget=budget, estimator=estimator,
-            masks=masks, coupled=coupled, generator=generator,
+            masks=masks, coupled=coupled, unreached=unreached, generator=generator,
         )  # fmt: skip
         self.rule = rule or default_rule(self.core, held_out, steps, examples, masks or 1, generator)
         price = estimators.get(estimator) if estimator else float(budget or DEFAULT_BUDGET)
         self.runner = Runner(self.core, price, masks or 1, coupled, unreached, check, generator)
         self.model = model
-        self._last = torch.tensor(float("nan"))
+        self._last, self._optimizers = torch.tensor(float("nan")), None
 
     @property
     def layers(self) -> Mapping[str, NoiseLayer]:
@@ -99,9 +100,10 @@ class Objective:
     def __call__(self, losses: Callable[..., Tensor], *batch: Any) -> Float[Tensor, ""]:
         """The loss of one batch; ``losses`` takes the model, and the batch if given, and returns one loss per example."""
         learning, watch = torch.is_grad_enabled(), self.runner.watch
+        if self.runner.first_pass:
+            check_losses(losses, self.core, batch)
         if learning:
-            if self.runner.first_pass:
-                self._optimizers = look_around(self.core, self.rule, self.shared)
+            self._optimizers = self._optimizers or look_around(self.core, self.rule, self.shared)
             clamp_logits(self.layers.values())
         watch.in_step = learning
         try:
@@ -147,20 +149,3 @@ class Objective:
 
     def __repr__(self) -> str:
         return f"Objective({self.rule!r}, {self.runner}, layers={list(self.layers)})"
-
-
-def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
-
-    Rates that follow held-out data are moved by their rule, and have no gradient.
-
-    Args:
-        model: a model with learned dropouts.
-        rate_lr: learning rate of the logits; by default the optimiser's.
-        options: settings of the weights' group, such as ``lr`` or ``weight_decay``.
-    """
-    logits = {id(layer.logit): layer.logit for layer in noise_layers(model).values() if layer.learns}
-    rates: dict[str, Any] = {"params": list(logits.values()), "weight_decay": 0.0}
-    if rate_lr is not None:
-        rates["lr"] = rate_lr
-    return [{"params": [p for p in model.parameters() if id(p) not in logits], **options}, rates]

@@ -15,7 +15,7 @@ from experiments.commands.camvid import camvid
 from experiments.commands.cifar10 import cifar10
 from experiments.commands.reproduce_collaborative import command
 from experiments.commands.reproduce_rates import rates
-from experiments.toy.record import ESTIMATORS, PARAMETERS
+from experiments.toy.record import PARAMETERS, styled
 from lbdrop.cli.common import check_writable, one_line_errors, writing
 from lbdrop.errors import needs_extra
 from lbdrop.io.records import write_json
@@ -84,7 +84,7 @@ def toy_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     for name, parameters in summary.items():
         for index, (parameter, found) in enumerate(parameters.items()):
             table.add_row(
-                "" if index else ESTIMATORS[name].short,
+                "" if index else styled(name).short,
                 PARAMETERS[parameter],
                 found["verdict"],
                 f"{found['max_abs_z']:.1f}",

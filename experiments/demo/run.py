@@ -29,9 +29,10 @@ from experiments.demo.record import CONTESTANTS, Contestant
 from experiments.threads import one_thread
 from lbdrop.dropout import LearnableDropout, learned_layers
 from lbdrop.errors import DropoutError
+from lbdrop.guards.optimizers import parameter_groups
 from lbdrop.io.records import provenance
 from lbdrop.metrics import reliability_curve
-from lbdrop.objective import Objective, parameter_groups
+from lbdrop.objective import Objective
 from lbdrop.prediction import Predictive, predict
 from lbdrop.rules.bound import Bound
 

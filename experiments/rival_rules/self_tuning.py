@@ -31,9 +31,9 @@ from experiments.rival_rules.masks_around import MasksAround, Widths
 from experiments.rival_rules.responding import RespondingDropout, replace_dropouts
 from experiments.rival_rules.response_check import ResponseCheck
 from experiments.rival_rules.slopes import Slopes
-from lbdrop import objective
 from lbdrop.dropout import learned_layers, logit_of
 from lbdrop.errors import DropoutError
+from lbdrop.guards import optimizers
 from lbdrop.guards.modes import eval_mode, frozen, without_cudnn_recurrence
 from lbdrop.masks import use
 from lbdrop.rules.evaluation import Evaluation
@@ -372,7 +372,7 @@ class SelfTuning:
 
 def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
     """Those of :func:`lbdrop.parameter_groups`, and the responses in a third, which learns like the rates."""
-    weights, rates = objective.parameter_groups(model, rate_lr, **options)
+    weights, rates = optimizers.parameter_groups(model, rate_lr, **options)
     layers = [layer for layer in learned_layers(model).values() if isinstance(layer, RespondingDropout)]
     responses = {id(p): p for layer in layers if layer.responses for p in layer.responses.parameters()}
     weights["params"] = [p for p in weights["params"] if id(p) not in responses]

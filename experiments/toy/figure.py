@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator
 
-from experiments.toy.record import ESTIMATORS, PARAMETERS
+from experiments.toy.record import PARAMETERS, styled
 from lbdrop.io.files import replacing
 
 __all__ = ["draw", "save"]
@@ -51,11 +51,11 @@ def save(record: Mapping[str, Any], path: Path) -> Path:
 def _surfaces(part: SubFigure, record: Mapping[str, Any], parameter: str) -> None:
     draws = f"{record['settings']['draws']} draws at each pair of keep rates"
     _heading(part, f"Error of one estimate of ${SYMBOLS[parameter]}$'s gradient, {draws}")
-    axes = part.subplots(len(KINDS), len(ESTIMATORS), sharex=True, sharey=True)
+    axes = part.subplots(len(KINDS), len(record["surfaces"]), sharex=True, sharey=True)
     for kind, row in zip(KINDS, axes, strict=True):
-        values = {name: record["surfaces"][name][kind][parameter] for name in ESTIMATORS}
+        values = {name: of[kind][parameter] for name, of in record["surfaces"].items()}
         norm, colours = _norm(list(values.values()), signed=kind == "bias"), "RdBu_r" if kind == "bias" else "viridis"
-        for name, panel in zip(ESTIMATORS, row, strict=True):
+        for name, panel in zip(values, row, strict=True):
             _surface(panel, record["grid"], values[name], norm, colours)
             _letter(panel, LETTERS.get((parameter, kind, name)))
         bar = part.colorbar(ScalarMappable(norm, colours), ax=list(row), pad=0.01, aspect=14, format="%.3g")
@@ -64,11 +64,11 @@ def _surfaces(part: SubFigure, record: Mapping[str, Any], parameter: str) -> Non
         bar.ax.tick_params(labelsize=8)
         bar.ax.minorticks_off()
         row[0].set_ylabel(f"{KINDS[kind]}\n" + r"$\sigma(\alpha_2)$")
-    for name, panel in zip(ESTIMATORS, axes[0], strict=True):
+    for name, panel in zip(record["surfaces"], axes[0], strict=True):
         panel.set_title(
-            ESTIMATORS[name].figure_label,
+            styled(name).figure_label,
             fontsize=10,
-            color=ESTIMATORS[name].figure_colour,
+            color=styled(name).figure_colour,
             weight="bold",
         )
     for panel in axes[-1]:
@@ -92,12 +92,12 @@ def _traces(part: SubFigure, record: Mapping[str, Any]) -> None:
     axes = part.subplots(2, 2, sharex=True, height_ratios=[1.3, 1])
     for parameter, letter, (path, gap) in zip(PARAMETERS, "gh", axes.T, strict=True):
         exact = trace["exact"][parameter]
-        for name in reversed(ESTIMATORS):
+        for name in reversed(trace["estimates"]):
             means = trace["estimates"][name][parameter]
             line = {
-                "color": ESTIMATORS[name].figure_colour,
+                "color": styled(name).figure_colour,
                 "linewidth": 1.1,
-                "label": ESTIMATORS[name].figure_label,
+                "label": styled(name).figure_label,
             }
             path.plot(means, **line)
             gap.plot([mean - true for mean, true in zip(means, exact, strict=True)], **line)

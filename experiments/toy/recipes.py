@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.threads import one_thread
-from experiments.toy.record import ESTIMATORS, PARAMETERS
+from experiments.toy.record import PARAMETERS, names, styled
 from lbdrop import estimators
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance
@@ -162,7 +162,7 @@ def estimate(
         {name: (g * used).mean(1) for name, g in _per_example(problem, keep, chunk, temperature, generator).items()}
         for chunk in chunks
     ]
-    return {name: torch.cat([part[name] for part in parts]) for name in ESTIMATORS}
+    return {name: torch.cat([part[name] for part in parts]) for name in names()}
 
 
 def _per_example(
@@ -173,12 +173,18 @@ def _per_example(
     pair = estimators.antithetic(keep, 2, shape, generator)
     f_pair = problem.losses(pair.z)
     two = estimators.independent(keep, 2, shape, generator)
-    return {
+    found = {
         "arm": estimators.arm(pair.uniforms, f_pair),
         "disarm": estimators.disarm(pair.z, keep, f_pair),
         "double-cv": estimators.double_control_variate(two.z, keep, problem.losses(two.z), problem.slopes(two.z)),
         "concrete": concrete(problem, keep, torch.rand(shape, generator=generator), temperature),
     }
+    for name, each in estimators.REGISTERED.items():
+        draw = each.draw(keep, each.masks, shape, generator)
+        losses, slopes = problem.losses(draw.z), problem.slopes(draw.z)
+        site = estimators.Site(draw, keep, slopes, losses, lambda t: t.sum(-1), lambda t: t.unsqueeze(-1))
+        (found[name],) = each.gradients([site])
+    return found
 
 
 def concrete(
@@ -203,7 +209,7 @@ def accuracy(
 ) -> tuple[Float[Tensor, "cells units"], dict[str, Accuracy]]:
     """The exact gradients at ``keeps``, and how every estimator does there."""
     truths: list[Tensor] = []
-    rows: dict[str, list[Accuracy]] = {name: [] for name in ESTIMATORS}
+    rows: dict[str, list[Accuracy]] = {name: [] for name in names()}
     for keep in keeps:
         truths.append(exact(problem, keep))
         for name, draws in estimates(problem, keep).items():
@@ -226,7 +232,7 @@ def trace(problem: Problem, settings: Settings, generator: torch.Generator, trac
     """Descend along the exact gradient from keep rates of one half, and estimate it at every step on the way."""
     logits = torch.zeros(2, dtype=torch.double)
     keeps, truths = [], []
-    means: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
+    means: dict[str, list[Tensor]] = {name: [] for name in names()}
     for _ in track(range(settings.trace_steps), "gradient descent"):
         keeps.append(logits.sigmoid())
         truths.append(exact(problem, keeps[-1]))
@@ -294,7 +300,7 @@ def compare(
         active_only=active_only,
     )
     keeps = square(settings, settings.networks_grid).unbind()
-    runs: dict[str, list[Accuracy]] = {name: [] for name in ESTIMATORS}
+    runs: dict[str, list[Accuracy]] = {name: [] for name in names()}
     for problem in track(problems, "other networks" + ", active units only" * active_only):
         alive = (problem.reach != 0).any(0)  # a unit that is off for every example has nothing to estimate
         for name, found in accuracy(problem, keeps, estimates)[1].items():
@@ -326,9 +332,7 @@ def summarise(found: dict[str, Accuracy], draws: int) -> dict[str, dict[str, dic
                 "mean_std": _round(of.std.mean()),
                 "mean_mse": _round(of.mse.mean()),
                 # What it would be if an estimator of one mask were given the two that the others have.
-                "mean_mse_at_two_masks": _round(
-                    (of.bias.square() + of.std.square() * ESTIMATORS[name].masks / 2).mean()
-                ),
+                "mean_mse_at_two_masks": _round((of.bias.square() + of.std.square() * styled(name).masks / 2).mean()),
                 "lowest_mse_share": _lowest_share(here, name),
             }
     return summary

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import experiments.estimators  # noqa: F401 — they register themselves
 from experiments.report.records import Json, check, load
 from experiments.report.schema import fields, listed, mapped, number, text
+from lbdrop.estimators import REGISTERED
 
-__all__ = ["ERRORS", "ESTIMATORS", "PARAMETERS", "Estimator", "read"]
+__all__ = ["ERRORS", "ESTIMATORS", "PARAMETERS", "Estimator", "names", "read", "styled"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,17 @@ _RUN = fields(
         "trace": fields({"exact": _PAIR, "estimates": mapped(_PAIR)}),
     }
 )  # fmt: skip
+
+
+def names() -> list[str]:
+    """The estimators of the table, and those of one's own."""
+    return [*ESTIMATORS, *REGISTERED]
+
+
+def styled(name: str) -> Estimator:
+    """A line of the table, also for an estimator that is none of ours."""
+    masks = REGISTERED[name].masks if name in REGISTERED else 1
+    return ESTIMATORS.get(name, Estimator(name, name, name, masks, "other", "#555555", name))
 
 
 def read(files: Sequence[Path]) -> list[Json]:

@@ -24,7 +24,8 @@ from experiments.vision.train import Classifier, Schedule
 from lbdrop import masks
 from lbdrop.errors import DropoutError
 from lbdrop.guards import processes
-from lbdrop.objective import Objective, parameter_groups
+from lbdrop.guards.optimizers import parameter_groups
+from lbdrop.objective import Objective
 
 __all__ = ["Recorded", "SegmentationSchedule", "Segmenter", "compact", "image_losses", "re_estimate"]
 

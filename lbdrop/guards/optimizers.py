@@ -1,17 +1,37 @@
-"""Which optimiser holds the rates: seen at its steps, and said once where it leaves them out or decays them."""
+"""Rates in an optimiser: their groups, and whether it holds them, seen at its steps and said once where it does not."""
 
 import warnings
 import weakref
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-__all__ = ["OptimizerWatch"]
+from lbdrop.dropout import noise_layers
+
+__all__ = ["OptimizerWatch", "parameter_groups"]
 
 LOOKS, STEPS = 20, 3
 """How many steps of whatever optimisers are looked at; after how many of those that hold weights rates count as left out."""
+
+
+def parameter_groups(model: nn.Module, rate_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
+    """Parameter groups, weights and rates: rates are not weights, so they get no weight decay.
+
+    Rates that follow held-out data are moved by their rule, and have no gradient.
+
+    Args:
+        model: a model with learned dropouts.
+        rate_lr: learning rate of the logits; by default the optimiser's.
+        options: settings of the weights' group, such as ``lr`` or ``weight_decay``.
+    """
+    logits = {id(layer.logit): layer.logit for layer in noise_layers(model).values() if layer.learns}
+    rates: dict[str, Any] = {"params": list(logits.values()), "weight_decay": 0.0}
+    if rate_lr is not None:
+        rates["lr"] = rate_lr
+    return [{"params": [p for p in model.parameters() if id(p) not in logits], **options}, rates]
 
 
 class OptimizerWatch:

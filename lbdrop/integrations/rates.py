@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.objective import Objective, parameter_groups
+from lbdrop.guards.optimizers import parameter_groups
+from lbdrop.objective import Objective
 from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
 from lbdrop.sites.convert import convert
 

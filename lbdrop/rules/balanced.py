@@ -68,8 +68,7 @@ class Balanced:
             nothing is measured in the first, so rates stay where they start if it outlasts ``share``.
         start: the rate that all start at; by default .05. The model's own do not matter.
         share: of the steps, how many until rates are frozen.
-        every: how many training steps to one measurement; by default eight, fewer in a run so short that there would be fewer
-            than forty measurements.
+        every: how many training steps to one measurement; by default eight, in short runs fewer, so that there are forty.
         masks: through how many masks the weights are trained in each step.
         generator: draws masks.
 
@@ -144,9 +143,9 @@ class Balanced:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "step": self.step, "calls": self.calls, "judged": self.judged, "frozen": self.done, "off": list(self.off),
+            "steps": self.steps, "step": self.step, "calls": self.calls, "judged": self.judged, "frozen": self.done,
             # As in the model's state: a rule made after that was loaded has put them back to where they start.
-            "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving},
+            "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving}, "off": list(self.off),
             "measurements": self.measurements.state_dict(), "rise": self.rise.before, "held_out": self.held_out.state_dict(),
             "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()},
         }  # fmt: skip
@@ -159,6 +158,8 @@ class Balanced:
                 f" units, got {saved[0]}, {saved[1]} and {saved[2]}; convert the model and set requires_grad of its logits"
                 " as for the saved run, then make the objective"
             )
+        if (steps := state.get("steps", self.steps)) != self.steps and not state["frozen"]:
+            cautions.warn_of_other_steps(steps, self.steps)
         self.step, self.judged, self.done, self.off = state["step"], state["judged"], state["frozen"], [*state["off"]]
         self.calls = state.get("calls", self.step)
         for rate, logit in state["logits"].items():

@@ -12,7 +12,7 @@ from lbdrop.dropout import NoiseLayer, logit_of
 from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.measurements import Measurements
 
-__all__ = ["Rise", "at_ceiling", "warn_of_ceiling", "warn_of_short_run", "warn_of_steps"]
+__all__ = ["Rise", "at_ceiling", "warn_of_ceiling", "warn_of_other_steps", "warn_of_short_run", "warn_of_steps"]
 
 LEVEL = 6
 """Of the caller of ``objective(...)``."""
@@ -34,6 +34,14 @@ def warn_of_steps(steps: int) -> None:
         f"balanced rates: want {steps} calls of the objective, as steps= said, got one more: rates were frozen for a shorter"
         " run; give steps=epochs * len(train_loader), which counts every call, also those that accumulate gradients",
         stacklevel=LEVEL,
+    )
+
+
+def warn_of_other_steps(saved: int, steps: int) -> None:
+    warnings.warn(
+        f"balanced rates: want steps={saved}, as the saved run had, got {steps}: rates are frozen when the new number says,"
+        " and were measured for the other; give the same steps to go on as if the run had not been stopped",
+        stacklevel=4,
     )
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from experiments.toy import recipes
+from experiments.toy import figure, recipes, record
 from experiments.toy.record import ESTIMATORS
+from lbdrop import estimators
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
 
@@ -139,13 +140,13 @@ def test_command_writes_json_and_figure(tmp_path: Path, monkeypatch: pytest.Monk
     assert torch.get_num_threads() == threads
 
     assert (tmp_path / "new" / "toy.png").read_bytes().startswith(PNG_SIGNATURE)
-    record = json.loads((tmp_path / "new" / "toy.json").read_text())
-    assert record["settings"]["seed"] == 3
-    assert record["provenance"]["versions"]["torch"]
-    assert list(record["summary"]) == list(ESTIMATORS)
+    found = json.loads((tmp_path / "new" / "toy.json").read_text())
+    assert found["settings"]["seed"] == 3
+    assert found["provenance"]["versions"]["torch"]
+    assert list(found["summary"]) == list(ESTIMATORS)
     for name in ESTIMATORS:
-        assert torch.tensor(record["surfaces"][name]["mse"]["alpha_2"]).shape == (3, 3)
-        assert len(record["trace"]["estimates"][name]["alpha_1"]) == 4
+        assert torch.tensor(found["surfaces"][name]["mse"]["alpha_2"]).shape == (3, 3)
+        assert len(found["trace"]["estimates"][name]["alpha_1"]) == 4
 
 
 def test_same_seed_gives_the_same_numbers() -> None:
@@ -155,3 +156,20 @@ def test_same_seed_gives_the_same_numbers() -> None:
     first, second = recipes.run(settings), recipes.run(settings)
     for part in ("network", "surfaces", "trace", "networks"):
         assert first[part] == second[part]
+
+
+def test_registered_estimator_is_in_record_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = recipes.Settings(
+        draws=400, grid=2, examples=50, trace_steps=2, trace_draws=2, networks=1, networks_grid=2, networks_draws=2
+    )
+    without = recipes.run(settings)
+    monkeypatch.setattr(estimators, "REGISTERED", {})
+    monkeypatch.setattr(record, "REGISTERED", estimators.REGISTERED)
+    good, wrong = estimators.get("rloo-3"), estimators.get("rloo-2")
+    estimators.register(good._replace(name="mine"))
+    estimators.register(wrong._replace(name="wrong", gradients=lambda sites: [1 + g for g in wrong.gradients(sites)]))
+    found = recipes.run(settings)
+    assert list(found["summary"]) == [*without["summary"], "mine", "wrong"]
+    for name, verdict in (("mine", "unbiased"), ("wrong", "biased")):
+        assert {each["verdict"] for each in found["summary"][name].values()} == {verdict}
+    assert figure.save(found, tmp_path / "toy.png").read_bytes().startswith(PNG_SIGNATURE)

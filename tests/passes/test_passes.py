@@ -126,6 +126,7 @@ def test_passes_equal_a_plain_loop_in_value_and_gradient(kind) -> None:
         torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:objective. want gradients on")
 @pytest.mark.parametrize(
     ("kind", "engine"), [(Skip, "lanes"), (Recurrent, "replay"), (Branching, "replay"), (Normed, "replay")]
 )
