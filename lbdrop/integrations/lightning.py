@@ -24,6 +24,7 @@ from lbdrop.integrations.rates import (
     converted,
     objective_scalars,
     rate_parameters,
+    say_start,
     warn_if_not_frozen,
     write_rates,
 )
@@ -107,6 +108,7 @@ class LearnedRates(Callback):
             layer.logit.data = layer.logit.data.to(torch.promote_types(layer.logit.dtype, torch.float32))
         self.objective = self._make_objective(trainer, pl_module)
         check_rate_lr(self.rate_lr, self.objective.rule)
+        say_start(self.objective)
         if "objective" in self._saved:
             self.objective.load_state_dict(self._saved["objective"])
         elif self._saved and isinstance(self.objective.rule, StatefulRule):
@@ -184,6 +186,9 @@ class LearnedRates(Callback):
         self.optimizer.step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
+            assert self.objective is not None  # callback_metrics has them, also where there is no logger
+            pl_module.log_dict(objective_scalars(self.objective), logger=False, batch_size=1)
         if trainer.global_step % trainer.log_every_n_steps == 0:
             self._log(trainer, pl_module)
 

@@ -140,6 +140,13 @@ def check_rate_lr(rate_lr: float | None, rule: Rule) -> None:
         )
 
 
+def say_start(objective: Objective) -> None:
+    """Where rates begin, if that is not where the model's own were, which ``convert`` has named."""
+    if isinstance(objective.rule, HeldOutRule):
+        starts = sorted({f"{layer.p:.2f}" for layer in objective.layers.values()})
+        print(f"lbdrop: rates follow held-out data, from {' to '.join(starts[:: max(1, len(starts) - 1)])}")
+
+
 def warn_if_not_frozen(objective: Objective) -> None:
     """At the end of a run whose rates were still to move."""
     rule = objective.rule

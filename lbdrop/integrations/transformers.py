@@ -5,7 +5,8 @@ minimises what ``Trainer`` does, the mean over tokens, with the bound's KL in th
 
 $$ \frac{1}{T}\Big(\sum_{i=1}^{B} \mathbb{E}_z[\ell_i(z)] + \frac{B}{N}\,\mathrm{KL}\Big), $$
 
-$T$ the labelled tokens of a step, $B$ its sequences and $N$ those of the training set.
+$T$ the labelled tokens of a step, $B$ its sequences and $N$ those of the training set. A rule with held-out data compares
+means over tokens.
 """
 
 import warnings
@@ -30,12 +31,13 @@ from lbdrop.integrations.rates import (
     rate_parameters,
     rate_state,
     save_rates,
+    say_start,
     warn_if_not_frozen,
     without_rates,
     write_rates,
 )
 from lbdrop.objective import Objective
-from lbdrop.rules.rule import Rule, StatefulRule
+from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule
 
 try:
     from transformers import Trainer
@@ -186,6 +188,7 @@ class LearnedRatesMixin(Base):
             else:
                 self._objective = Objective(self.model, examples=self._count(), estimator=self.estimator)
             check_rate_lr(self.rate_lr, self._objective.rule)
+            say_start(self._objective)
         return self._objective
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:
@@ -232,11 +235,18 @@ class LearnedRatesMixin(Base):
         # Over the tokens of all batches of an accumulated step, where Trainer has counted them.
         self.loss_is_scaled_for_ga = num_items_in_batch is not None
         items = labelled(self.model, inputs) if num_items_in_batch is None else num_items_in_batch
-        return loss * len(inputs["labels"]) / items
+        return loss * self._unit(inputs) / items
+
+    def _unit(self, inputs: Mapping[str, Any]) -> int | Tensor:
+        """What the mean of a batch's losses is multiplied by to be their sum over tokens."""
+        by_token = isinstance(self.objective.rule, HeldOutRule)
+        return labelled(self.model, inputs) if by_token else len(inputs["labels"])
 
     def _losses(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         if self.compute_loss_func is None:
-            return example_losses(model, inputs, self.args.label_smoothing_factor)
+            # Means over tokens, for a rule that compares batches whose sequences may be longer or shorter.
+            unit = len(inputs["labels"]) / torch.as_tensor(self._unit(inputs)).clamp(min=1)
+            return example_losses(model, inputs, self.args.label_smoothing_factor) * unit
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
         return self.compute_loss_func(model(**inputs), labels, num_items_in_batch=None)

@@ -115,6 +115,17 @@ def test_module_learns_its_rates_and_its_task(package: Any, module: Any, tmp_pat
     assert prediction.mutual_information.min() > 0
 
 
+def test_rates_are_in_the_callback_metrics_without_a_logger_and_their_start_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, callback = Module().prepare(), LearnedRates(held_out=small_loader(60, 80))
+    fitted = trainer(tmp_path, callback, max_epochs=4, log_every_n_steps=1000)
+    fitted.fit(module, small_loader())
+    assert "rates follow held-out data, from 0.05" in capsys.readouterr().out
+    assert float(fitted.callback_metrics["rates/net.drop"]) == pytest.approx(module.net.drop.p)
+    assert {"loss", "held_out_loss"} <= {name.rpartition("/")[2] for name in fitted.callback_metrics}
+
+
 @pytest.mark.parametrize("kind", ["losses", "dict"])
 def test_logged_values_are_means_over_the_masks(kind: str, tmp_path: Path) -> None:
     module = Module().prepare(kind)

@@ -282,6 +282,40 @@ def test_rule_counts_the_calls_of_the_loss(parts: int, limit: dict[str, int], tm
     assert trainer.objective.rule.frozen_after == early == math.ceil(0.4 * 8)
 
 
+def test_held_out_losses_are_means_over_tokens_whatever_the_lengths(tmp_path: Path) -> None:
+    """Sums would take the longer held-out sequences for worse ones."""
+    short = {key: value[:, : texts.LENGTH // 4] for key, value in language(0, 40).items()}
+    full = language(250, 280)
+    held_out = texts.rows({key: value[full["labels"][:, -1] != -100] for key, value in full.items()})
+    settings: dict[str, Any] = {"held_out": held_out, "num_train_epochs": 4, "learning_rate": 1e-4}
+    measured = trained(gpt2(), tmp_path, short, **settings).objective.last
+    assert measured["plain_loss"] == pytest.approx(math.log(texts.VOCABULARY), rel=0.1)
+    assert measured["held_out_loss"] == pytest.approx(math.log(texts.VOCABULARY), rel=0.1)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_steps_under_held_out_data_change_weights_as_the_plain_trainer_does(parts: int, tmp_path: Path) -> None:
+    plain, data = gpt2(), language(0, 16)
+    ours = lbdrop.convert(copy.deepcopy(plain), rate=0.1, verbose=False)
+    for module in plain.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for layer in learned_layers(ours).values():
+        layer.logit.data.fill_(20.0)  # every mask is open
+        layer.logit.requires_grad_(False)
+    settings = {"gradient_accumulation_steps": parts, "per_device_train_batch_size": 24 // parts, "optim": "sgd",
+                "warmup_steps": 0, "max_grad_norm": 0.0, "weight_decay": 0.0}  # fmt: skip
+    other = Trainer(plain, arguments(tmp_path, **settings), train_dataset=texts.rows(data))  # pyright: ignore
+    other.remove_callback(PrinterCallback)
+    other.train()
+    with pytest.warns(UserWarning, match="require no gradient"):
+        trained(ours, tmp_path, data, held_out=texts.rows(data), **settings)
+    want = dict(plain.named_parameters())
+    for name, value in ours.named_parameters():
+        if name in want:
+            torch.testing.assert_close(value, want[name], rtol=1e-4, atol=2e-6)
+
+
 def test_held_out_examples_are_released_where_the_size_of_the_training_set_is_given(tmp_path: Path) -> None:
     data, held_out = texts.which_module(0, 40), texts.rows(texts.which_module(250, 280))
     trainer = trained(bert(), tmp_path, data, held_out=held_out, examples=120, num_train_epochs=2)
