@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from experiments.archives import read_npz
 from lbdrop.errors import DropoutError, first_line
 
-__all__ = ["cnn", "digits", "fashion", "mlp"]
+__all__ = ["all_fashion", "cnn", "digits", "fashion", "mlp"]
 
 Images = Float[Tensor, "examples height width"]
 Classes = Int[Tensor, "examples"]
@@ -43,7 +43,7 @@ def digits(folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
 
 def fashion(size: int, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float]:
     """``size`` training images drawn by the seed, a third as many for validation, at most 10,000; all test images."""
-    x, y, test_x, test_y = _fashion(folder)
+    x, y, test_x, test_y = all_fashion(folder)
     held_out = min(size // 3, 10_000, len(x) // 4)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, validation = order[: min(size, len(x) - held_out)], order[len(x) - held_out :]
@@ -51,7 +51,7 @@ def fashion(size: int, folder: Path, seed: int) -> tuple[Pair, Pair, Pair, float
 
 
 @lru_cache(maxsize=1)
-def _fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def all_fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     parts = _read(folder)
     x, test_x = (torch.from_numpy(parts[name]).float() / 255 for name in ("train_x", "test_x"))
     y, test_y = (torch.from_numpy(parts[name]).long() for name in ("train_y", "test_y"))
