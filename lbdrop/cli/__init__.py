@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_command
 
-from lbdrop.cli.common import one_line_errors
+from lbdrop.cli.common import Commands
 from lbdrop.cli.laboratory import laboratory
 
 __all__ = ["app"]
@@ -43,7 +43,7 @@ VERBS = {
 }
 
 
-class Verbs(TyperGroup):
+class Verbs(Commands):
     """The commands, each imported when it is used."""
 
     listing = False
@@ -53,12 +53,9 @@ class Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         verb = VERBS.get(cmd_name)
-        if verb is None:
-            return None
-        if self.listing:
-            return TyperCommand(cmd_name, help=verb.help)
-        with one_line_errors():
-            found = getattr(laboratory(verb.module) if verb.laboratory else import_module(verb.module), verb.attribute)
+        if verb is None or self.listing:
+            return verb and TyperCommand(cmd_name, help=verb.help)
+        found = getattr(laboratory(verb.module) if verb.laboratory else import_module(verb.module), verb.attribute)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(pretty_exceptions_show_locals=False, add_completion=False)
             single.command(cmd_name)(found)
@@ -100,10 +97,9 @@ def _say_version(value: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")]
+
+
 @app.callback()
-def lbdrop(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
-    ] = False,
-) -> None:
+def lbdrop(version: Version = False) -> None:
     """Learned Bernoulli dropout for PyTorch."""

@@ -1,19 +1,25 @@
-"""What every command needs: errors in one line, and a folder that can be written to before the work begins."""
+"""What every command needs: errors and messages in one line, tables, and a folder that can be written to beforehand."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
 
 from lbdrop.errors import DropoutError, needs_extra
 
 if TYPE_CHECKING:
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["PAGE_MARK", "check_writable", "one_line_errors", "recommender_class", "writing"]
+__all__ = [
+    "PAGE_MARK", "Commands", "check_writable", "one_line", "one_line_errors", "recommender_class", "say", "table", "writing",
+]  # fmt: skip
 
 PAGE_MARK = '<meta name="generator" content="lbdrop">'
 """In each of our pages: only such a one is replaced."""
@@ -32,9 +38,32 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(130) from error
 
 
+class Commands(TyperGroup):
+    """A group of commands whose errors end in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
 def one_line(text: str) -> str:
     """Text on one line, without line ends and control characters: it may quote a file."""
     return "".join(each if each.isprintable() else " " for each in text.strip())
+
+
+def say(text: object) -> None:
+    """Print text on one line, as it is: without markup, colours and breaks."""
+    Console(highlight=False).print(one_line(str(text)), markup=False, soft_wrap=True)
+
+
+def table(*words: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """An empty table with columns of words, then of numbers."""
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for each in words:
+        made.add_column(each, overflow="fold")
+    for each in numbers:
+        made.add_column(each, justify="right", no_wrap=True)
+    return made
 
 
 @contextmanager

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lbdrop.cli.common import check_writable, one_line, one_line_errors, writing
+from lbdrop.cli.common import Commands, check_writable, say, table, writing
 from lbdrop.cli.laboratory import laboratory
 from lbdrop.errors import DropoutError, needs_extra
 
@@ -21,7 +21,27 @@ RESEARCH_SETS = ("ml-20m", "netflix", "msd", "ml-1m")
 """The data sets of the literature, whose readers are in a checkout."""
 OFFICIAL, OWN_FILES = "Official data sets", "Your own files"
 
-app = typer.Typer(no_args_is_help=True, help="Prepare data sets for the recommender.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Prepare data sets for the recommender.")
+
+
+class Rules(NamedTuple):
+    """What one's own files have, and an official data set has its protocol for."""
+
+    at_least: float | None = None
+    min_user_items: int = 0
+    min_item_users: int = 0
+    user: str = "user_id"
+    item: str = "item_id"
+    weight: str = "weight"
+
+    def refuse(self, name: str) -> None:
+        """An error about whatever was given."""
+        for option, given, usual in zip(self._fields, self, Rules(), strict=True):
+            if given != usual:
+                raise DropoutError(
+                    f"--{option.replace('_', '-')}: want your own files (lbdrop data prepare own), got {name}, which has its"
+                    " protocol"
+                )
 
 
 @app.callback()
@@ -79,57 +99,41 @@ def prepare(
 
         lbdrop data prepare own 'events/*.parquet' --at-least 4 --min-user-items 5
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        with needs_extra("recommend"):
-            from lbdrop.recommend.data.prepare_own import OWN, prepare_files
-        rules = {"at_least": at_least, "min_user_items": min_user_items, "min_item_users": min_item_users, "user": user,
-                 "item": item, "weight": weight}  # fmt: skip
-        if name == OWN and allow_partial:
-            raise DropoutError("--allow-partial: want an official data set, got own; nobody knows how much is complete")
-        if name not in (OWN, *RESEARCH_SETS):
-            raise DropoutError(
-                f"data set: want one of {', '.join(RESEARCH_SETS)}, or own for your own files, got {name!r}"
+    with needs_extra("recommend"):
+        from lbdrop.recommend.data.prepare_own import OWN, prepare_files
+    rules = Rules(at_least, min_user_items, min_item_users, user, item, weight)
+    if name not in (OWN, *RESEARCH_SETS):
+        raise DropoutError(f"data set: want one of {', '.join(RESEARCH_SETS)}, or own for your own files, got {name!r}")
+    if name != OWN:
+        rules.refuse(name)
+        if len(source) > 1:
+            raise DropoutError(f"source: want one folder, archive or file of {name}, got {len(source)}")
+    elif allow_partial:
+        raise DropoutError("--allow-partial: want an official data set, got own; nobody knows how much is complete")
+    prepare_set = None if name == OWN else laboratory("collaborative.data.prepare").prepare
+    with writing(out / name):
+        check_writable(out / name)
+    started, users = time.perf_counter(), held_out_users
+    with _bar(name, rows=name == OWN) as progress, writing(out / name):
+        if prepare_set is None:
+            manifest = prepare_files(source, out, held_out_users=users, progress=progress, **rules._asdict())
+        else:
+            prepared = prepare_set(
+                name, source[0], out, allow_partial=allow_partial, held_out_users=users, progress=progress
             )
-        if name != OWN:
-            _check_official(name, source, rules)
-        prepare_set = None if name == OWN else laboratory("collaborative.data.prepare").prepare
-        with writing(out / name):
-            check_writable(out / name)
-        started = time.perf_counter()
-        with _bar(console, name, rows=name == OWN) as progress, writing(out / name):
-            if prepare_set is None:
-                manifest = prepare_files(source, out, held_out_users=held_out_users, progress=progress, **rules)
-            else:
-                manifest = prepare_set(
-                    name, source[0], out, allow_partial=allow_partial, held_out_users=held_out_users, progress=progress
-                ).manifest
-        console.print(_table(manifest))
-        if note := manifest["source"]["note"]:
-            console.print(one_line(f"note: {note}"), markup=False, soft_wrap=True)
-        seconds = time.perf_counter() - started
-        console.print(one_line(f"{(out / name).resolve()} written in {seconds:.1f} s"), markup=False, soft_wrap=True)
-
-
-def _check_official(name: str, source: list[Path], rules: dict[str, Any]) -> None:
-    if len(source) > 1:
-        raise DropoutError(f"source: want one folder, archive or file of {name}, got {len(source)}")
-    usual = {"at_least": None, "min_user_items": 0, "min_item_users": 0, "user": "user_id", "item": "item_id",
-             "weight": "weight"}  # fmt: skip
-    for option, value in rules.items():
-        if value != usual[option]:
-            flag = option.replace("_", "-")
-            raise DropoutError(
-                f"--{flag}: want your own files (lbdrop data prepare own), got {name}, which has its protocol"
-            )
+            manifest = prepared.manifest
+    Console(highlight=False).print(_table(manifest))
+    if note := manifest["source"]["note"]:
+        say(f"note: {note}")
+    say(f"{(out / name).resolve()} written in {time.perf_counter() - started:.1f} s")
 
 
 @contextmanager
-def _bar(console: Console, name: str, rows: bool) -> Iterator[Callable[[int, int], None]]:
+def _bar(name: str, rows: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar over bytes, or over rows."""
     amount = MofNCompleteColumn() if rows else DownloadColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=Console(highlight=False), transient=True) as bar:
         task = bar.add_task(f"reading {name}", total=None)
 
         def progress(done: int, total: int) -> None:
@@ -141,17 +145,10 @@ def _bar(console: Console, name: str, rows: bool) -> Iterator[Callable[[int, int
 
 
 def _table(manifest: dict[str, Any]) -> Table:
-    table = Table(title=manifest["title"], title_justify="left")
-    table.add_column("")
-    table.add_column("found", justify="right")
-    if not manifest["published"]:
-        for name, found in manifest["counts"].items():
-            table.add_row(name, f"{found:,}")
-        return table
-    table.add_column("published", justify="right")
-    table.add_column("")
+    published: dict[str, int] = manifest["published"]
+    shown = table("", numbers=("found", "published", "") if published else ("found",), title=manifest["title"])
     for name, found in manifest["counts"].items():
-        published = manifest["published"].get(name)
-        verdict = "" if published is None else "same" if published == found else f"{found - published:+,}"
-        table.add_row(name, f"{found:,}", "" if published is None else f"{published:,}", verdict)
-    return table
+        wanted = published.get(name)
+        verdict = ("", "") if wanted is None else (f"{wanted:,}", "same" if wanted == found else f"{found - wanted:+,}")
+        shown.add_row(name, f"{found:,}", *(verdict if published else ()))
+    return shown

@@ -10,15 +10,13 @@ import tempfile
 import warnings
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from lbdrop.cli.common import one_line, one_line_errors
+from lbdrop.cli.common import one_line, say, table
 from lbdrop.errors import DropoutError, needs_extra
 from lbdrop.io.files import PART
 
@@ -59,8 +57,7 @@ def doctor(
 
         lbdrop doctor model
     """
-    with one_line_errors():
-        findings = examine() if folder is None else examine_folder(folder)
+    findings = examine() if folder is None else examine_folder(folder)
     broken = [finding for finding in findings if finding.status == "broken"]
     if as_json:
         typer.echo(json.dumps({"healthy": not broken, "findings": [each._asdict() for each in findings]}, indent=1))
@@ -101,11 +98,8 @@ def examine_folder(folder: Path) -> list[Finding]:
         except DropoutError as error:
             return [Finding(kind.header, "broken", one_line(str(error)))]
         versions = header.get("versions")
-        by = (
-            ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
-            if isinstance(versions, dict)
-            else "unknown"
-        )
+        known = isinstance(versions, dict)
+        by = ", ".join(f"{name} {versions[name]}" for name in sorted(versions)) if known else "unknown"
         found = [Finding(kind.header, "ok", one_line(f"{kind.what}, format {header['format']}, by {by}"))]
         faults = [one_line(fault) for fault in faults_of_files(place, kind, header)]
         found += [Finding("files", "broken", fault, kind.again) for fault in faults]
@@ -135,9 +129,9 @@ def _packages() -> list[Finding]:
     """lbdrop, and what it cannot do without."""
     own = version_of("lbdrop")
     found = [Finding("lbdrop", "ok", own) if own else Finding("lbdrop", "missing", "not installed", "pip install -e .")]
-    for need in _needs().get("", []):
-        there, fits = _state(need)
-        found.append(Finding(need.package, "ok" if fits else "broken", there, "" if fits else f"pip install '{need}'"))
+    for need in _needs():
+        status, advice = ("ok", "") if need.fits else ("broken", f"pip install '{need}'")
+        found += [] if need.extra else [Finding(need.package, status, need.there or "not installed", advice)]
     return found
 
 
@@ -207,54 +201,49 @@ def _devices() -> list[Finding]:
 
 
 class Need(NamedTuple):
-    """A package, and the least version of it."""
+    """A package that the installed metadata asks for, the least version of it, and the version that is there."""
 
+    extra: str
+    """For which extra; empty where it is always needed."""
     package: str
     least: str
+    there: str | None
+
+    @property
+    def fits(self) -> bool:
+        return self.there is not None and _parts(self.there) >= _parts(self.least)
 
     def __str__(self) -> str:
         return f"{self.package}>={self.least}" if self.least else self.package
 
 
-def _needs() -> dict[str, list[Need]]:
-    """By extra what the installed metadata asks for; under ``""`` what is always needed."""
+def _needs() -> list[Need]:
     try:
         lines = requires("lbdrop") or []
     except PackageNotFoundError:
-        return {}
-    found: dict[str, list[Need]] = {}
+        return []
+    found = []
     for text in lines:
         what, _, marker = text.partition(";")
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
         name = re.match(r"[\w.-]+", what.strip())
         least = re.search(r">=\s*([\d.]+)", what)
         if name and name[0] != "lbdrop":
-            found.setdefault(extra[1] if extra else "", []).append(Need(name[0], least[1] if least else ""))
+            found.append(Need(extra[1] if extra else "", name[0], least[1] if least else "", version_of(name[0])))
     return found
 
 
 def _extras() -> list[Finding]:
-    found = []
-    for extra, needs in sorted(_needs().items()):
-        if not extra:
-            continue
-        states = {str(need): _state(need) for need in needs}
-        lacking = [f"{name} ({there})" for name, (there, fits) in states.items() if not fits]
-        if lacking:
+    found, all_needs = [], _needs()
+    for extra in sorted({need.extra for need in all_needs} - {""}):
+        needs = [need for need in all_needs if need.extra == extra]
+        if lacking := [f"{need} ({need.there or 'not installed'})" for need in needs if not need.fits]:
             advice = f"pip install 'lbdrop[{extra}]', or -e '.[{extra}]' in a checkout"
             found.append(Finding(f"extra {extra}", "missing", "; ".join(lacking), advice))
         else:
-            versions = ", ".join(f"{need.package} {states[str(need)][0]}" for need in needs)
-            found.append(Finding(f"extra {extra}", "ok", versions))
+            there = ", ".join(f"{need.package} {need.there}" for need in needs)
+            found.append(Finding(f"extra {extra}", "ok", there))
     return found
-
-
-def _state(need: Need) -> tuple[str, bool]:
-    """The version that is there, and whether it is new enough."""
-    there = version_of(need.package)
-    if there is None:
-        return "not installed", False
-    return there, not need.least or _parts(there) >= _parts(need.least)
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -280,19 +269,14 @@ def _browser() -> Finding:
 
 
 def _print(findings: list[Finding], what: str) -> None:
-    console = Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    shown = table("", "", "")
+    shown.show_header = False
     for name, status, found, advice in findings:
-        said = Text(found)
-        if advice:
-            said.append(f"\n→ {advice}")
-        table.add_row(name, Text(status, style=LOOK[status]), said)
-    console.print(table)
-    counts: dict[str, Any] = {status: sum(f.status == status for f in findings) for status in LOOK}
-    if counts["broken"]:
-        console.print(f"{counts['broken']} broken: {what} cannot be used until that is fixed", markup=False)
+        said = Text(found + f"\n→ {advice}" * bool(advice))
+        shown.add_row(name, Text(status, style=LOOK[status]), said)
+    Console(highlight=False).print(shown)
+    broken, missing = (sum(each.status == status for each in findings) for status in ("broken", "missing"))
+    if broken:
+        say(f"{broken} broken: {what} cannot be used until that is fixed")
     else:
-        console.print(f"healthy; {counts['missing']} optional part{'s' * (counts['missing'] != 1)} missing")
+        say(f"healthy; {missing} optional part{'s' * (missing != 1)} missing")

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lbdrop.cli.common import one_line, one_line_errors
+from lbdrop.cli.common import one_line, table
 from lbdrop.errors import DropoutError
 
 if TYPE_CHECKING:
@@ -42,39 +41,31 @@ def rates(
 
         lbdrop rates model --items 10
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        from lbdrop.cli.saved_rates import read_rates
+    from lbdrop.cli.saved_rates import read_rates
 
-        found = read_rates(model)
-        if items is not None and not found.items:
-            raise DropoutError(f"--items: want a recommender with a rate for each item, got {model}; leave it out")
-        console.print(_table(found.layers, console.width))
-        console.print(_histogram(found.layers, console.width))
-        if found.items:
-            count = min(items or 5, len(found.items))
-            console.print(_items("Least dropped items", found.items[:count]))
-            console.print(_items("Most dropped items", found.items[: -count - 1 : -1]))
+    console, found = Console(highlight=False), read_rates(model)
+    if items is not None and not found.items:
+        raise DropoutError(f"--items: want a recommender with a rate for each item, got {model}; leave it out")
+    console.print(_layers(found.layers, console.width))
+    console.print(_histogram(found.layers, console.width))
+    if found.items:
+        count = min(items or 5, len(found.items))
+        console.print(_items("Least dropped items", found.items[:count]))
+        console.print(_items("Most dropped items", found.items[: -count - 1 : -1]))
 
 
-def _table(layers: "Sequence[Layer]", width: int) -> Table:
+def _layers(layers: "Sequence[Layer]", width: int) -> Table:
     wide = width >= NARROW
-    several = any(len(layer.rates) > 1 for layer in layers)
-    table = Table(title="Learned drop rates", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("layer", overflow="fold")
-    if wide:
-        table.add_column("kind", overflow="fold")
-    for heading in ("units", "mean", "min", "max"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    if wide and several:
-        table.add_column("0 … 1", no_wrap=True)
+    shown = table("layer", *["kind"] * wide, numbers=("units", "mean", "min", "max"), title="Learned drop rates")
+    sparks = wide and any(len(layer.rates) > 1 for layer in layers)
+    if sparks:
+        shown.add_column("0 … 1", no_wrap=True)
     for layer in layers:
         values = layer.rates
         numbers = [f"{len(values):,}", *(f"{float(of):.3f}" for of in (values.mean(), values.min(), values.max()))]
-        words = [layer.name, layer.kind] if wide else [layer.name]
-        spark = [_spark(_counts([layer]))] if wide and several else []
-        table.add_row(*(Text(one_line(word)) for word in words), *numbers, *spark)  # names come from files: no markup
-    return table
+        names = [Text(one_line(word)) for word in (layer.name, layer.kind)[: 1 + wide]]  # from files: no markup
+        shown.add_row(*names, *numbers, *[_spark(_counts([layer]))] * sparks)
+    return shown
 
 
 def _counts(layers: "Sequence[Layer]") -> list[int]:
@@ -95,27 +86,17 @@ def _histogram(layers: "Sequence[Layer]", width: int) -> Table:
     counts = _counts(layers)
     most, total = max(*counts, 1), sum(counts)
     longest = max(4, min(width - 28, 60))
-    table = Table(
-        title=f"{total:,} rate{'s' * (total != 1)}",
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-        show_header=False,
-    )
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    shown = table(numbers=("", ""), title=f"{total:,} rate{'s' * (total != 1)}")
+    shown.show_header, shown.box = False, None
+    shown.add_column(no_wrap=True)
     for place, count in enumerate(counts):
         length = -(-count * longest // most)  # a single rate shows too
-        table.add_row(f"{place / BINS:.1f}–{(place + 1) / BINS:.1f}", f"{count:,}", f"[cyan]{'█' * length}[/cyan]")
-    return table
+        shown.add_row(f"{place / BINS:.1f}–{(place + 1) / BINS:.1f}", f"{count:,}", f"[cyan]{'█' * length}[/cyan]")
+    return shown
 
 
 def _items(title: str, items: "Sequence[Item]") -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("item", overflow="fold")
-    for heading in ("drop rate", "likes"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    shown = table("item", numbers=("drop rate", "likes"), title=title)
     for item in items:
-        table.add_row(Text(one_line(item.name)), f"{item.rate:.3f}", f"{item.likes:,.0f}")
-    return table
+        shown.add_row(Text(one_line(item.name)), f"{item.rate:.3f}", f"{item.likes:,.0f}")
+    return shown

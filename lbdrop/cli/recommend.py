@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from lbdrop.cli.common import check_writable, one_line, one_line_errors, recommender_class, writing
+from lbdrop.cli.common import Commands, check_writable, recommender_class, say, table, writing
 from lbdrop.cli.recommend_answers import explain, methods, similar
 from lbdrop.cli.recommend_answers import recommend as recommend_items
 from lbdrop.cli.serve import serve
-from lbdrop.cli.tables import read_features, read_later, read_training, refuse_columns, scan_table
+from lbdrop.cli.tables import Columns, read_features, read_later, read_training, scan_table
 from lbdrop.errors import DropoutError
 from lbdrop.io.records import provenance, write_json
 
@@ -24,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Fit, evaluate and use a recommender on CSV and Parquet files.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Fit, evaluate and use a recommender on CSV and Parquet files."
+)
 
 OPTIONS = ("method", "dropout", "at_least", "validation", "patience", "seed")
 """What Recommender takes beside settings of the method, each with an option here."""
@@ -106,43 +106,33 @@ def fit(
 
         lbdrop recommend fit data/prepared/own --out model
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        kind = recommender_class()
-        from lbdrop.guards.processes import is_first
-        from lbdrop.io.files import locked, real, remove
-        from lbdrop.recommend.answer.score_files import unfinished
-        from lbdrop.recommend.saving import check_target
-        from lbdrop.recommend.train.checkpoints import WORK
+    kind = recommender_class()
+    from lbdrop.guards.processes import is_first
+    from lbdrop.io.files import locked, real, remove
+    from lbdrop.recommend.answer.score_files import unfinished
+    from lbdrop.recommend.saving import check_target
+    from lbdrop.recommend.train.checkpoints import WORK
 
-        given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
-        model = kind(
-            method,
-            dropout=dropout,
-            at_least=at_least,
-            validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
-            patience=patience,
-            seed=seed,
-            **given,
-        )
-        with writing(out):
-            check_target(out)
-            check_writable(real(out).parent)
-        started = time.perf_counter()
-        table = read_training(file, user, item, weight, at_least, before, time_column)
-        features = None if item_features is None else read_features(item_features, table)
-        state = unfinished(out)
-        with writing(out, state), locked(state, WORK) if is_first() else nullcontext():
-            model.fit(table, item_features=features, checkpoints=state)
-            if not is_first():
-                return  # of several processes one saves the model and talks
-            model.save(out, histories=histories)
-            remove(state, WORK)
-        console.print(str(model), markup=False, soft_wrap=True)
-        if model.history_ is not None:
-            console.print(_training(model), markup=False, soft_wrap=True)
-        seconds = time.perf_counter() - started
-        console.print(one_line(f"{out.resolve()} written in {seconds:.1f} s"), markup=False, soft_wrap=True)
+    given: dict[str, Any] = _settings(setting or []) | ({} if epochs is None else {"epochs": epochs})
+    held_out = int(validation) if validation >= 1 and validation.is_integer() else validation
+    model = kind(method, dropout=dropout, at_least=at_least, validation=held_out, patience=patience, seed=seed, **given)
+    with writing(out):
+        check_target(out)
+        check_writable(real(out).parent)
+    started = time.perf_counter()
+    rows = read_training(file, Columns(user, item, weight, time_column), at_least, before)
+    features = None if item_features is None else read_features(item_features, rows)
+    state = unfinished(out)
+    with writing(out, state), locked(state, WORK) if is_first() else nullcontext():
+        model.fit(rows, item_features=features, checkpoints=state)
+        if not is_first():
+            return  # of several processes one saves the model and talks
+        model.save(out, histories=histories)
+        remove(state, WORK)
+    say(model)
+    if model.history_ is not None:
+        say(_training(model))
+    say(f"{out.resolve()} written in {time.perf_counter() - started:.1f} s")
 
 
 @app.command()
@@ -170,26 +160,22 @@ def evaluate(
 
         lbdrop recommend evaluate model ratings.csv --after 2003-02-01 --time day
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        if out is not None:
-            with writing(out.parent):
-                check_writable(out.parent, out.name)
-        fitted = recommender_class().load(model)
-        data = read_later(file, user, item, weight, fitted, after, time_column)
-        report = fitted.evaluate(data, samples=samples)
-        shown = Table(title=f"{report.users:,} users", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for heading in ("", "mean", "standard error"):
-            shown.add_column(heading, justify="right" if heading else "left")
-        for name, mean in report.mean.items():
-            shown.add_row(name, f"{mean:.4f}", f"{report.error[name]:.4f}" if report.users > 1 else "")
-        shown.add_row("coverage", f"{report.coverage:.4f}", "")
-        console.print(shown)
-        console.print(", ".join(f"{name}: {count:,}" for name, count in report.kinds.items()))
-        if out is not None:
-            with writing(out.parent):
-                write_json(out, report.record() | {"provenance": provenance()})
-            console.print(one_line(str(out.resolve())), markup=False, soft_wrap=True)
+    if out is not None:
+        with writing(out.parent):
+            check_writable(out.parent, out.name)
+    fitted = recommender_class().load(model)
+    data = read_later(file, Columns(user, item, weight, time_column), fitted, after)
+    report = fitted.evaluate(data, samples=samples)
+    shown = table("", numbers=("mean", "standard error"), title=f"{report.users:,} users")
+    for name, mean in report.mean.items():
+        shown.add_row(name, f"{mean:.4f}", f"{report.error[name]:.4f}" if report.users > 1 else "")
+    shown.add_row("coverage", f"{report.coverage:.4f}", "")
+    Console(highlight=False).print(shown)
+    say(", ".join(f"{name}: {count:,}" for name, count in report.kinds.items()))
+    if out is not None:
+        with writing(out.parent):
+            write_json(out, report.record() | {"provenance": provenance()})
+        say(out.resolve())
 
 
 @app.command()
@@ -227,41 +213,28 @@ def score(
 
         lbdrop recommend score model histories.parquet --out scores --engine ray --address auto
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        fitted = recommender_class().load(model)
-        from lbdrop.io.files import real
-        from lbdrop.recommend.answer.score_files import check_target, unfinished
+    fitted = recommender_class().load(model)
+    from lbdrop.io.files import real
+    from lbdrop.recommend.answer.score_files import check_target, unfinished
 
-        if file is None:
-            refuse_columns(user, item, weight, "none, so that all known users are scored")
-        users = None if file is None else scan_table(file, user, item, weight, fitted)
-        if file is not None and file.resolve().is_relative_to(out.resolve()):
-            raise DropoutError(
-                f"--out: want another place than that of the histories, got {out}; they would be replaced"
-            )
-        with writing(out.parent):
-            check_target(out)
-            check_writable(real(out).parent)
-        started = time.perf_counter()
-        with writing(out.parent, unfinished(out)):
-            rows = fitted.score_to(
-                out,
-                users,
-                k,
-                filter_viewed=not include_viewed,
-                samples=samples,
-                batch=batch,
-                engine=engine,
-                address=address,
-            )
-        seconds = time.perf_counter() - started
-        console.print(one_line(f"{out.resolve()}: {rows:,} rows in {seconds:.1f} s"), markup=False, soft_wrap=True)
+    columns = Columns(user, item, weight)
+    if file is None:
+        columns.refuse("none, so that all known users are scored")
+    users = None if file is None else scan_table(file, columns, fitted)
+    if file is not None and file.resolve().is_relative_to(out.resolve()):
+        raise DropoutError(f"--out: want another place than that of the histories, got {out}; they would be replaced")
+    with writing(out.parent):
+        check_target(out)
+        check_writable(real(out).parent)
+    started = time.perf_counter()
+    viewed, where = not include_viewed, {"engine": engine, "address": address}
+    with writing(out.parent, unfinished(out)):
+        rows = fitted.score_to(out, users, k, filter_viewed=viewed, samples=samples, batch=batch, **where)
+    say(f"{out.resolve()}: {rows:,} rows in {time.perf_counter() - started:.1f} s")
 
 
-for command in (recommend_items, explain, similar, methods):
+for command in (recommend_items, explain, similar, methods, serve):
     app.command()(command)
-app.command()(serve)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from lbdrop.cli.common import one_line, one_line_errors, recommender_class
+from lbdrop.cli.common import one_line, recommender_class, table
 from lbdrop.cli.tables import as_fitted
 from lbdrop.errors import DropoutError
 
@@ -45,14 +43,12 @@ def recommend(
 
         lbdrop recommend recommend model --like tea-00001 --like tea-00007 --k 5
     """
-    with one_line_errors():
-        _check_who(user, like, "ids of users")
-        fitted, named = _loaded(model), _titles(titles)
-        who = _history(fitted, like) if like else _ids(fitted, user or [], "users")
-        found = fitted.recommend(
-            who, k, items_to_exclude=_ids(fitted, exclude, "items") if exclude else None, diversity=diversity
-        )
-        _show(found.drop("user_id") if like else found, named)
+    _check_who(user, like, "ids of users")
+    fitted, named = _loaded(model), _titles(titles)
+    who = _history(fitted, like) if like else _ids(fitted, user or [], "users")
+    excluded = _ids(fitted, exclude, "items") if exclude else None
+    found = fitted.recommend(who, k, items_to_exclude=excluded, diversity=diversity)
+    _show(found.drop("user_id") if like else found, named)
 
 
 def explain(
@@ -68,11 +64,10 @@ def explain(
 
         lbdrop recommend explain model tea-00003 --user 17 --titles items.csv
     """
-    with one_line_errors():
-        _check_who(user, like, "--user")
-        fitted, named = _loaded(model), _titles(titles)
-        who = _history(fitted, like) if like else _ids(fitted, [str(user)], "users")[0]
-        _show(fitted.explain(who, _ids(fitted, [item], "items")[0]), named)
+    _check_who(user, like, "--user")
+    fitted, named = _loaded(model), _titles(titles)
+    who = _history(fitted, like) if like else _ids(fitted, [str(user)], "users")[0]
+    _show(fitted.explain(who, _ids(fitted, [item], "items")[0]), named)
 
 
 def similar(
@@ -87,9 +82,8 @@ def similar(
 
         lbdrop recommend similar model tea-00001 --k 5
     """
-    with one_line_errors():
-        fitted, named = _loaded(model), _titles(titles)
-        _show(fitted.similar_items(_ids(fitted, item, "items"), k), named)
+    fitted, named = _loaded(model), _titles(titles)
+    _show(fitted.similar_items(_ids(fitted, item, "items"), k), named)
 
 
 def methods() -> None:
@@ -99,26 +93,21 @@ def methods() -> None:
 
         lbdrop recommend methods
     """
-    with one_line_errors():
-        recommender_class()
-        from lbdrop.recommend.linear.methods import LINEAR
-        from lbdrop.recommend.model.settings import METHODS
+    recommender_class()
+    from lbdrop.recommend.linear.methods import LINEAR
+    from lbdrop.recommend.model.settings import METHODS
 
-        shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for heading in ("method", "dropout", "what it is"):
-            shown.add_column(heading)
-        shown.add_row(
-            "auto", "learned", "The default: experts, or edlae where a network does not help validation users."
-        )
-        shown.add_row("experts", "learned", "A linear model (edlae) and a network as a product of experts.")
-        for name, s in METHODS.items():
-            kind = f"{'VAE' if s.variational else 'denoising autoencoder'}, {s.encoder} encoder, {s.prior} prior"
-            per = f", a rate per {s.per}" if s.learns_rates else ""
-            shown.add_row(name, s.dropout + per, kind if s.variational else kind.rpartition(",")[0])
-        for name, method in LINEAR.items():
-            summary = (method.__doc__ or "").partition("\n")[0]
-            shown.add_row(name, "none" if name != "edlae" else "learned, by held-out users", summary)
-        Console(highlight=False).print(shown)
+    shown = table("method", "dropout", "what it is")
+    shown.add_row("auto", "learned", "The default: experts, or edlae where a network does not help validation users.")
+    shown.add_row("experts", "learned", "A linear model (edlae) and a network as a product of experts.")
+    for name, s in METHODS.items():
+        kind = f"{'VAE' if s.variational else 'denoising autoencoder'}, {s.encoder} encoder, {s.prior} prior"
+        per = f", a rate per {s.per}" if s.learns_rates else ""
+        shown.add_row(name, s.dropout + per, kind if s.variational else kind.rpartition(",")[0])
+    for name, method in LINEAR.items():
+        summary = (method.__doc__ or "").partition("\n")[0]
+        shown.add_row(name, "none" if name != "edlae" else "learned, by held-out users", summary)
+    Console(highlight=False).print(shown)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces
@@ -161,7 +150,7 @@ def _history(fitted: "Recommender", items: list[str]) -> Any:
 
 def _show(found: Any, titles: dict[str, str]) -> None:
     """A table of ids, with a column of titles after each column of items where there are titles."""
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = table()
     items = [name for name in found.columns if name.endswith("item_id") and titles]
     for name in found.columns:
         shown.add_column(name, justify="right" if found[name].dtype.is_numeric() and "id" not in name else "left")

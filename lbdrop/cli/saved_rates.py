@@ -5,9 +5,8 @@ of a recommender. Weights stay on the disk where the format allows it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,8 +21,7 @@ SUFFIX = "logit"
 RECOMMENDER = "model.json"
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One dropout: its name in the model, what its rates are of, and the rates."""
 
     name: str
@@ -31,8 +29,7 @@ class Layer:
     rates: Float[Tensor, "units"]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """An item of a recommender, with the rate at which its likes are dropped."""
 
     name: str
@@ -40,8 +37,7 @@ class Item:
     likes: float
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """All rates of a model; of a recommender with a rate per item, the items by rate, least dropped first."""
 
     layers: tuple[Layer, ...]

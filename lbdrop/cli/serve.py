@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from lbdrop.cli.common import one_line_errors
+from lbdrop.cli.common import say
 from lbdrop.errors import DropoutError, needs_extra
 
 __all__ = ["serve"]
@@ -42,45 +41,40 @@ def serve(
 
         lbdrop recommend serve model --titles items.csv
     """
-    console = Console(highlight=False)
-    with one_line_errors():
-        # Only now: other commands need neither the time nor the packages.
-        import torch
+    # Only now: other commands need neither the time nor the packages.
+    import torch
 
-        from lbdrop.recommend.recommender import Recommender
-        from lbdrop.serve import create_app, read_titles
+    from lbdrop.recommend.recommender import Recommender
+    from lbdrop.serve import create_app, read_titles
 
-        with needs_extra("serve"):
-            import uvicorn
+    with needs_extra("serve"):
+        import uvicorn
 
-            from lbdrop.serve.connections import BACKLOG, LogLimit, bounded_connections, descriptors_for_connections
-            from lbdrop.serve.middleware import SECURITY_HEADERS
-        torch.set_num_threads(threads)
-        with listening(host, port) as at:
-            named = None if titles is None else read_titles(titles)
-            fitted = Recommender.load(model)
-            app = create_app(fitted, named, hosts=names(at.getsockname()[0], allow_host or []))
-            where = f"[{host}]" if ":" in host else host
-            console.print(
-                f"{fitted} at http://{where}:{at.getsockname()[1]}/ (Ctrl-C stops)", markup=False, soft_wrap=True
-            )
-            config = uvicorn.Config(
-                app,
-                http=bounded_connections(descriptors_for_connections(), SECURITY_HEADERS),
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=30,
-                server_header=False,
-                backlog=BACKLOG,
-            )
-            for name in ("uvicorn.error", "asyncio"):
-                logging.getLogger(name).addFilter(LogLimit())
-            server = uvicorn.Server(config)
-            try:
-                server.run(sockets=[at])
-            except KeyboardInterrupt:  # raised again by uvicorn when all that was asked has been answered
-                console.print("stopped")
+        from lbdrop.serve.connections import BACKLOG, LogLimit, bounded_connections, descriptors_for_connections
+        from lbdrop.serve.middleware import SECURITY_HEADERS
+    torch.set_num_threads(threads)
+    with listening(host, port) as at:
+        named = None if titles is None else read_titles(titles)
+        fitted = Recommender.load(model)
+        app = create_app(fitted, named, hosts=names(at.getsockname()[0], allow_host or []))
+        where = f"[{host}]" if ":" in host else host
+        say(f"{fitted} at http://{where}:{at.getsockname()[1]}/ (Ctrl-C stops)")
+        config = uvicorn.Config(
+            app,
+            http=bounded_connections(descriptors_for_connections(), SECURITY_HEADERS),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=30,
+            server_header=False,
+            backlog=BACKLOG,
+        )
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(LogLimit())
+        try:
+            uvicorn.Server(config).run(sockets=[at])
+        except KeyboardInterrupt:  # raised again by uvicorn when all that was asked has been answered
+            say("stopped")
 
 
 def names(address: str, also: list[str]) -> list[str] | None:

@@ -6,7 +6,7 @@ any other is text; and where a model was fitted, its own kind decides.
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lbdrop.errors import DropoutError
 
@@ -16,54 +16,67 @@ if TYPE_CHECKING:  # `lbdrop --help` comes without polars
     from lbdrop.recommend.data.interactions import Interactions
     from lbdrop.recommend.recommender import Recommender
 
-__all__ = ["as_fitted", "read_features", "read_later", "read_training", "refuse_columns", "scan_table"]
+__all__ = ["Columns", "as_fitted", "read_features", "read_later", "read_training", "scan_table"]
+
+
+class Columns(NamedTuple):
+    """The names of a file's columns."""
+
+    user: str = "user_id"
+    item: str = "item_id"
+    weight: str = "weight"
+    time: str = "datetime"
+
+    def refuse(self, got: str) -> None:
+        """An error about names of columns where no table is read."""
+        for option, given, usual in zip(self._fields, self, Columns(), strict=True):
+            if given != usual:
+                raise DropoutError(f"--{option}: want a file of interactions with that column, got {got}; leave it out")
 
 
 def read_training(
-    path: Path, user: str, item: str, weight: str, at_least: float | None, before: str | None, time: str
+    path: Path, columns: Columns, at_least: float | None, before: str | None
 ) -> "pl.DataFrame | Interactions":
     """What a model is fitted to: a table, perhaps before a moment, or the folder that ``lbdrop data prepare`` wrote."""
     from lbdrop.recommend.data.prepared import is_prepared, load_prepared
 
     if not is_prepared(path):
-        return _split(path, user, item, weight, None, before, time, "--before")[0]
+        return _split(path, columns, None, before, "--before")[0]
     if before is not None:
         raise DropoutError(f"--before: want a file with a column of times, got {path}, which is prepared; leave it out")
     if at_least is not None:
         raise DropoutError(
             f"--at-least: want a file of weights, got {path}, which is prepared; see lbdrop data prepare own --at-least"
         )
-    refuse_columns(user, item, weight, f"{path}, which is prepared")
+    columns.refuse(f"{path}, which is prepared")
     return load_prepared(path).interactions
 
 
-def refuse_columns(user: str, item: str, weight: str, got: str) -> None:
-    """An error about names of columns where no table is read."""
-    for option, given, usual in (("user", user, "user_id"), ("item", item, "item_id"), ("weight", weight, "weight")):
-        if given != usual:
-            raise DropoutError(f"--{option}: want a file of interactions with that column, got {got}; leave it out")
-
-
-def read_later(
-    path: Path, user: str, item: str, weight: str, fitted: "Recommender", after: str | None, time: str
-) -> "pl.DataFrame":
+def read_later(path: Path, columns: Columns, fitted: "Recommender", after: str | None) -> "pl.DataFrame":
     """What a model is evaluated on: a table, perhaps from a moment on."""
-    return _split(path, user, item, weight, fitted, after, time, "--after")[1]
+    return _split(path, columns, fitted, after, "--after")[1]
 
 
 def _split(
-    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None", at: str | None, time: str, option: str
+    path: Path, columns: Columns, fitted: "Recommender | None", at: str | None, option: str
 ) -> "tuple[pl.DataFrame, pl.DataFrame]":
     """The rows before a moment and those after; all of them, twice, without one."""
     import polars as pl
 
+    from lbdrop.recommend.data import table_files
+    from lbdrop.recommend.data.parquet_sizes import check_fits
+    from lbdrop.recommend.data.polars_panics import panics_as_errors
     from lbdrop.recommend.data.splits import split_by_time
 
+    if at is None and columns.time != Columns().time:
+        raise DropoutError(f"--time: want it with {option}, got it alone; leave it out, or say {option}")
+    for file in table_files.find_table_files(path):
+        check_fits(file)
+    rows = scan_table(path, columns, fitted, timed=at is not None)
+    with table_files.reading(path), panics_as_errors():
+        table = rows.collect()
     if at is None:
-        if time != "datetime":
-            raise DropoutError(f"--time: want it with {option}, got it alone; leave it out, or say {option}")
-        return (table := read_table(path, user, item, weight, fitted)), table
-    table = read_table(path, user, item, weight, fitted, time)
+        return table, table
     if table["datetime"].dtype == pl.String:
         numbers = table["datetime"].cast(pl.Float64, strict=False)
         table = table.with_columns(datetime=numbers) if not numbers.null_count() else table
@@ -72,21 +85,6 @@ def _split(
         moment = float(at)
     early, late = split_by_time(table, moment)
     return early.drop("datetime"), late.drop("datetime")
-
-
-def read_table(
-    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None, time: str | None = None
-) -> "pl.DataFrame":
-    """The columns that matter of a file, under their usual names and with ids as the model has them."""
-    from lbdrop.recommend.data import table_files
-    from lbdrop.recommend.data.parquet_sizes import check_fits
-    from lbdrop.recommend.data.polars_panics import panics_as_errors
-
-    for file in table_files.find_table_files(path):
-        check_fits(file)
-    table = scan_table(path, user, item, weight, fitted, time)
-    with table_files.reading(path), panics_as_errors():
-        return table.collect()
 
 
 def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.DataFrame":
@@ -115,11 +113,12 @@ def read_features(path: Path, fitted: "pl.DataFrame | Interactions") -> "pl.Data
 
 
 def scan_table(
-    path: Path, user: str, item: str, weight: str, fitted: "Recommender | None" = None, time: str | None = None
+    path: Path, columns: Columns, fitted: "Recommender | None" = None, timed: bool = False
 ) -> "pl.LazyFrame":
-    """The same, to be read a piece at a time."""
+    """The columns that matter of a file, under their usual names and with ids as the model has them, read piece by piece."""
     from lbdrop.recommend.data import table_files
 
+    user, item, weight, time = columns
     files = table_files.find_table_files(path)
     with table_files.reading(path):
         table = table_files.scan_table_files(files, (user, item), weight)
@@ -128,12 +127,11 @@ def scan_table(
             raise DropoutError(
                 f"{path}: want the columns {[user, item]}, got {found} without {missing}; see --user and --item"
             )
-        if weight not in ("weight", *found):
-            raise DropoutError(f"{path}: want the column {weight!r}, got {found} without it; see --weight")
-        if time not in (None, *found):
-            raise DropoutError(f"{path}: want the column {time!r}, got {found} without it; see --time")
+        for option, name, wanted in (("weight", weight, weight != "weight"), ("time", time, timed)):
+            if wanted and name not in found:
+                raise DropoutError(f"{path}: want the column {name!r}, got {found} without it; see --{option}")
         names = {user: "user_id", item: "item_id"} | ({weight: "weight"} if weight in found else {})
-        names |= {} if time is None else {time: "datetime"}
+        names |= {time: "datetime"} if timed else {}
         rows = table.select(list(names)).rename(names)
         if fitted is None:
             text = files[0].suffix != ".parquet"
