@@ -49,52 +49,27 @@ class Stream(Metric):
             self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
 
-class _StoredScores(Stream):
-    """Stores a score and a bool of every prediction."""
+class _Judgements(Stream):
+    """Takes uncertainty and correctness of each example, each pixel that is not void, or each window of pixels."""
 
-    score: list[Tensor]
-    flag: list[Tensor]
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.add_state("score", [], dist_reduce_fx="cat")
-        self.add_state("flag", [], dist_reduce_fx="cat")
-
-    def _store(self, score: Tensor, flag: Tensor) -> None:
-        # Both in the metric's own type, in which a process without data adds an empty tensor.
-        self.score.append(score.detach().to(self.dtype))
-        self.flag.append(flag.to(self.dtype))
-
-    def _all(self) -> tuple[Tensor, Tensor]:
-        if not len(self.score):
-            raise DropoutError("compute: want at least one batch, got none; call update first")
-        return dim_zero_cat(self.score), dim_zero_cat(self.flag).bool()
-
-
-class _StoredJudgements(_StoredScores):
-    """Stores uncertainty and correctness of each example, each pixel that is not void, or each window of pixels."""
-
-    def __init__(self, window: int | None, void: int | None, **settings: Any) -> None:
+    def __init__(self, window: int | None = None, void: int | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.window, self.void = window, void
 
     def update(self, probs: Probs, labels: Labels, score: Score | None = None) -> None:
         """Add a batch; ``score``, such as the mutual information, replaces the entropy of ``probs``."""
-        self._store(*_judgements(probs, labels, score, self.window, self.void))
+        judged = judge(probs, labels, self.void)
+        score = judged.entropy if score is None else score
+        check_scores(score, judged.correct)
+        if self.window is not None:
+            return self.add(*pavpu.patches(score, judged.correct, self.window, judged.valid))
+        return self.add(score[judged.valid], judged.correct[judged.valid])
+
+    def add(self, score: Tensor, correct: Tensor) -> None:
+        raise NotImplementedError
 
 
-def _judgements(
-    probs: Tensor, labels: Tensor, score: Tensor | None, window: int | None, void: int | None
-) -> tuple[Tensor, Tensor]:
-    judged = judge(probs, labels, void)
-    score = judged.entropy if score is None else score
-    check_scores(score, judged.correct)
-    if window is not None:
-        return pavpu.patches(score, judged.correct, window, judged.valid)
-    return score[judged.valid], judged.correct[judged.valid]
-
-
-class EntropyRange(Stream):
+class EntropyRange(_Judgements):
     """The smallest and the largest entropy: of examples, of pixels, or of patches if ``window`` is given.
 
     On the validation set these are the ends of the sweep: ``PAvPU(**entropy_range.compute())``.
@@ -104,72 +79,82 @@ class EntropyRange(Stream):
     highest: Tensor
 
     def __init__(self, window: int | None = None, void: int | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(window, void, **settings)
         self.add_state("lowest", torch.tensor(torch.inf), dist_reduce_fx="min")
         self.add_state("highest", torch.tensor(-torch.inf), dist_reduce_fx="max")
-        self.window, self.void = window, void
 
-    def update(self, probs: Probs, labels: Labels, score: Score | None = None) -> None:
-        seen, _ = _judgements(probs, labels, score, self.window, self.void)
-        self.lowest = torch.cat([self.lowest[None], seen.to(self.lowest)]).min()
-        self.highest = torch.cat([self.highest[None], seen.to(self.highest)]).max()
+    def add(self, score: Tensor, correct: Tensor) -> None:
+        self.lowest = torch.cat([self.lowest[None], score.to(self.lowest)]).min()
+        self.highest = torch.cat([self.highest[None], score.to(self.highest)]).max()
 
     def compute(self) -> Scalars:
         return {"lowest": self.lowest, "highest": self.highest}
 
 
-class _Sweep(_StoredJudgements):
+class _Stored(_Judgements):
+    """Keeps them all."""
+
+    score: list[Tensor]
+    flag: list[Tensor]
+
+    def __init__(self, window: int | None = None, void: int | None = None, **settings: Any) -> None:
+        super().__init__(window, void, **settings)
+        self.add_state("score", [], dist_reduce_fx="cat")
+        self.add_state("flag", [], dist_reduce_fx="cat")
+
+    def add(self, score: Tensor, correct: Tensor) -> None:
+        # Both in the metric's own type, in which a process without data adds an empty tensor.
+        self.score.append(score.detach().to(self.dtype))
+        self.flag.append(correct.to(self.dtype))
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        if not len(self.score):
+            raise DropoutError("compute: want at least one batch, got none; call update first")
+        return dim_zero_cat(self.score), dim_zero_cat(self.flag).bool()
+
+
+class PAvPU(_Stored):
+    """PAvPU of single predictions, divided by the number of examples, or of pixels that are not void.
+
+    ``lowest`` and ``highest`` are the validation set's, see :class:`EntropyRange`. With ``window`` it is that of windows of
+    window × window pixels, divided by the number of windows that are not all void.
+    """
+
     higher_is_better = True
-    thresholds: Tensor
+
+    def __init__(
+        self, lowest: Bound, highest: Bound, steps: int = pavpu.STEPS, void: int | None = None, window: int | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(window, void, **settings)
+        self.thresholds = pavpu.sweep(float(lowest), float(highest), steps)
 
     def compute(self) -> Scalars:
         """PAvPU at the mean entropy of all predictions, averaged over the sweep, and at each of its steps."""
-        entropy, correct = self._all()
+        entropy, correct = self.all()
         curve = pavpu.pavpu_counts(entropy, correct, self.thresholds).pavpu
         steps = {f"pavpu_t{i / (len(curve) - 1):.3g}": value for i, value in enumerate(curve)}
         at_mean = pavpu.pavpu_at_mean_entropy(entropy, correct)
         return {"pavpu_at_mean_entropy": at_mean, "pavpu_over_sweep": curve.mean(), **steps}
 
 
-class PAvPU(_Sweep):
-    """PAvPU of single predictions, divided by the number of examples, or of pixels that are not void.
-
-    ``lowest`` and ``highest`` are the validation set's, see :class:`EntropyRange`.
-    """
+class PatchPAvPU(PAvPU):
+    """The same of the paper's windows of 2 × 2 pixels, or of others."""
 
     def __init__(
-        self, lowest: Bound, highest: Bound, steps: int = pavpu.STEPS, void: int | None = None, **settings: Any
-    ) -> None:
-        super().__init__(None, void, **settings)
-        self.thresholds = pavpu.sweep(float(lowest), float(highest), steps)
-
-
-class PatchPAvPU(_Sweep):
-    """PAvPU of windows of window × window pixels, divided by the number of windows that are not all void.
-
-    ``lowest`` and ``highest`` are the validation set's, see :class:`EntropyRange` with the same window.
-    """
-
-    def __init__(
-        self,
-        lowest: Bound,
-        highest: Bound,
-        steps: int = pavpu.STEPS,
-        window: int = pavpu.WINDOW,
-        void: int | None = None,
+        self, lowest: Bound, highest: Bound, steps: int = pavpu.STEPS, window: int = pavpu.WINDOW, void: int | None = None,
         **settings: Any,
-    ) -> None:
-        super().__init__(window, void, **settings)
-        self.thresholds = pavpu.sweep(float(lowest), float(highest), steps)
+    ) -> None:  # fmt: skip
+        super().__init__(lowest, highest, steps, void, window, **settings)
 
 
-class Misclassification(_StoredJudgements):
+class Misclassification(_Stored):
     """AUROC of finding mistakes, divided by (wrong, right) pairs, and AURC, averaged over coverages; void left out."""
 
     def __init__(self, void: int | None = None, **settings: Any) -> None:
         super().__init__(None, void, **settings)
 
     def compute(self) -> Scalars:
-        score, correct = self._all()
+        score, correct = self.all()
         found = detection.misclassification_auroc(score, correct)
         return {"misclassification_auroc": found, "aurc": detection.aurc(score, correct)}

@@ -30,7 +30,7 @@ from lbdrop.serve.batch_scoring import EMPTY_HISTORY
 from lbdrop.serve.batching import Batcher, QueueFull
 from lbdrop.serve.errors import ApiError, add_error_handlers
 from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
-from lbdrop.serve.middleware import SECURITY_HEADERS, BodyLimit, HostCheck, SameSite, SecurityHeaders
+from lbdrop.serve.middleware import SECURITY_HEADERS, Gate
 from lbdrop.serve.translation import SearchQuery, Translator
 
 __all__ = ["Limits", "create_app"]
@@ -136,11 +136,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.batcher, app.state.searcher = batcher, searcher
-    app.add_middleware(BodyLimit, max_bytes=limits.body, max_seconds=limits.seconds)
-    app.add_middleware(SameSite)
-    if hosts is not None:
-        app.add_middleware(HostCheck, names=hosts)
-    app.add_middleware(SecurityHeaders)  # added last, so it runs first
+    app.add_middleware(Gate, names=hosts, max_bytes=limits.body, max_seconds=limits.seconds)
     _add_page(app)
 
     @app.post("/recommend", response_model=schemas.Recommended, responses=ERROR_RESPONSES)

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from lbdrop.recommend import Recommender
 from lbdrop.serve import Limits, create_app, schemas
-from lbdrop.serve.middleware import BodyLimit
+from lbdrop.serve.middleware import Gate
 
 
 def history(model: Recommender, user: int) -> list[str]:
@@ -212,8 +212,8 @@ def test_body_that_never_arrives_times_out() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-        await BodyLimit(None, max_bytes=100, max_seconds=0.01)(scope, never, send)
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", b"application/json")]}
+        await Gate(None, None, max_bytes=100, max_seconds=0.01)(scope, never, send)
         return sent
 
     start, body = asyncio.run(run())
