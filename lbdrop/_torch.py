@@ -1,6 +1,6 @@
 """Every torch internal that the package uses, one function each, and the indicator that masks are made of.
 
-A private name of torch may change with any release. No other file uses one; ``tests/test_torch_internals.py`` checks how
+A private name of torch may change with any release. No other file uses one; ``tests/test_torch_internals*.py`` check how
 each behaves, under the oldest and the newest torch that ``pyproject.toml`` allows.
 """
 

@@ -1,9 +1,6 @@
-"""Each torch internal behaves as its name in ``lbdrop/_torch.py`` says, and no other file of the package uses one."""
+"""Each torch internal behaves as its name in ``lbdrop/_torch.py`` says; those of modules are in a file of their own."""
 
-import ast
-import copy
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-import lbdrop
 from lbdrop import _torch as internals
-
-PACKAGE = Path(lbdrop.__file__).parent
-
 
 # ---------------------------------------------------------------------------------------------------- torch.func, autocast
 
@@ -83,6 +76,45 @@ def test_autocast_operations_of_an_unknown_device_are_none() -> None:
     assert internals.autocast_operations("meta") == set()
 
 
+def test_transparent_copy_of_a_function_shows_its_inner_calls() -> None:
+    class Seen(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions: list[Any] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.functions.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, inside = torch.randn(2, 3), internals.transparent(F.softmax)
+    assert inside is not None
+    with Seen() as whole:
+        expected = F.softmax(x, dim=-1)
+    with Seen() as opened:
+        found = inside(x, dim=-1)
+    assert torch.equal(found, expected)
+    # The function itself, and then its tensor method.
+    assert len(whole.functions) == len(opened.functions) == 1
+    assert whole.functions[0] is F.softmax
+    assert opened.functions[0] is not F.softmax
+    assert internals.transparent(torch.add) is None
+
+
+def test_operation_mode_sees_what_a_function_ends_in() -> None:
+    class Seen(internals.OperationMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Seen() as seen:
+        F.dropout(torch.ones(4), 0.5)
+    assert any("bernoulli" in name or "dropout" in name for name in seen.names)
+
+
 # ---------------------------------------------------------------------------------------------------------------- autograd
 
 
@@ -131,117 +163,6 @@ def test_write_count_grows_with_writes_and_not_with_reads() -> None:
     assert internals.write_count(tensor) == before
     tensor[:2].add_(1)  # through a view
     assert internals.write_count(tensor) > before
-
-
-# ----------------------------------------------------------------------------------------------------------------- modules
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.child = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
-        self.twin = self.child
-        self.register_parameter("bias", None)
-        self.register_buffer("mean", torch.zeros(2))
-
-
-def test_tables_of_a_module_hold_its_own_entries() -> None:
-    module = Small()
-    assert internals.parameters_of(module).keys() == {"scale", "bias"}
-    assert internals.buffers_of(module).keys() == {"mean"}
-    assert internals.children_of(module).keys() == {"child", "twin"}
-
-
-def test_tables_of_buffers_and_children_can_be_changed() -> None:
-    module, mean, twin = Small(), torch.ones(2), nn.Identity()
-    internals.buffers_of(module)["mean"] = mean
-    internals.children_of(module)["twin"] = twin
-    assert module.mean is mean
-    assert module.twin is twin
-    assert module.child is not twin
-
-
-def test_has_forward_pre_hooks_finds_a_spectral_norm() -> None:
-    assert not internals.has_forward_pre_hooks(nn.Linear(2, 2))
-    assert internals.has_forward_pre_hooks(nn.utils.spectral_norm(nn.Linear(2, 2)))
-
-
-class Doubled(nn.Linear):
-    def __init__(self) -> None:
-        raise AssertionError("bare_module runs no __init__")
-
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
-def test_bare_module_shares_parameters_and_leaves_the_original_alone() -> None:
-    original, x = nn.Linear(3, 2), torch.randn(4, 3)
-    module = internals.bare_module(Doubled, original)
-    assert torch.equal(module(x), 2 * original(x))
-    assert module.weight is original.weight
-    weight = original.weight
-    module.weight = nn.Parameter(torch.zeros(2, 3))
-    module.extra = nn.Identity()
-    assert original.weight is weight
-    assert not list(original.children())
-
-
-def test_bare_module_leaves_out_what_is_named() -> None:
-    original = Small()
-    original.note = "text"
-    module = internals.bare_module(Small, original, without=("twin", "note"))
-    assert internals.children_of(module).keys() == {"child"}
-    assert not hasattr(module, "note")
-    assert internals.children_of(original).keys() == {"child", "twin"}
-
-
-class StandIn(nn.MultiheadAttention):
-    """Attention that passes its input on."""
-
-    def forward(self, query: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
-        return query, None
-
-
-def test_attention_has_one_weight_unless_widths_differ_or_it_is_denied() -> None:
-    attention = nn.MultiheadAttention(8, 2)
-    assert internals.attention_has_one_weight(attention)
-    assert not internals.attention_has_one_weight(nn.MultiheadAttention(8, 2, kdim=4))
-    internals.set_attention_has_one_weight(attention, False)
-    assert not internals.attention_has_one_weight(attention)
-
-
-def test_encoder_layer_calls_its_attention_only_if_one_weight_is_denied() -> None:
-    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 3, 8)
-    layer.self_attn = StandIn(8, 2, batch_first=True).eval()
-    with torch.no_grad():
-        fused = layer(x)
-        internals.set_attention_has_one_weight(layer.self_attn, False)
-        called = layer(x)
-    expected = layer.norm1(2 * x)
-    expected = layer.norm2(expected + layer.linear2(torch.relu(layer.linear1(expected))))
-    torch.testing.assert_close(called, expected)
-    assert not torch.allclose(fused, expected)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layer_computes_with_the_weights_it_was_given(kind) -> None:
-    first, second, x = kind(3, 4), kind(3, 4), torch.randn(5, 2, 3)
-    layer = internals.bare_module(kind, first)
-    internals.set_recurrent_weights(layer, dict(internals.parameters_of(second)))
-    assert torch.equal(layer(x)[0], second(x)[0])
-    assert not torch.equal(first(x)[0], second(x)[0])
-    layer(x)[0].sum().backward()
-    assert second.weight_ih_l0.grad is not None
-    assert first.weight_ih_l0.grad is None
-
-
-def test_recurrent_layer_computes_with_weights_that_replaced_others() -> None:
-    first, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
-    layer = internals.bare_module(nn.GRU, first)
-    layer.weight_ih_l0 = nn.Parameter(torch.zeros_like(first.weight_ih_l0))
-    internals.set_recurrent_weights(layer)
-    layer.flatten_parameters()
-    assert torch.equal(layer(x)[0], layer(2 * x)[0])  # the input has no effect any more
 
 
 # ---------------------------------------------------------------------------------------------------------------- wrappers
@@ -400,137 +321,3 @@ def test_indicator_works_under_vmap_whichever_side_has_the_lanes() -> None:
     expected = (values < thresholds[:, None, None]).float()
     ones = torch.func.vmap(lambda threshold: internals.indicator(torch.lt, values, threshold))(thresholds)
     assert torch.equal(ones, expected)
-
-
-# ------------------------------------------------------------------------------------------------------------ architecture
-
-OF_STRINGS = {"_orig_mod", "_forward_module"}
-"""Private names that are read by ``getattr``; elsewhere such a string may be the name of an operation."""
-
-
-def private_names() -> set[str]:
-    """Attributes of torch's own objects that begin with one underscore."""
-    objects = (
-        torch, torch.Tensor, torch._C, torch.autograd, torch.autograd.Variable, torch.utils.checkpoint, nn, nn.functional,
-        nn.Module(), nn.LSTM(1, 1), nn.MultiheadAttention(2, 1), DistributedDataParallel, torch.optim.Adam([torch.zeros(1)]),
-        torch.func, torch.cuda, torch.overrides, torch.amp, torch.distributed, torch.fx.Graph(),
-    )  # fmt: skip
-    names = {name for each in objects for name in dir(each) if name.startswith("_") and not name.startswith("__")}
-    return names | OF_STRINGS | {"_active_ddp_module", "_module_parameters"}
-
-
-def uses_of_internals(source: str, names: set[str]) -> list[str]:
-    tree = ast.parse(source)
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    defined |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
-                and ast.unparse(n.value) == "self"}  # fmt: skip
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in names - defined:
-            found.append(ast.unparse(node))
-        if isinstance(node, ast.Constant) and node.value in OF_STRINGS:
-            found.append(repr(node.value))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            found += [ast.unparse(node)] if any(part.startswith("_") for part in parts) else []
-        if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name.startswith("torch.") and "._" in a.name]
-    return found
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["torch._foreach_norm(x)", "m._parameters", "getattr(m, '_orig_mod', m)", "from torch.utils._pytree import tree_map",
-     "import torch._dynamo", "from torch import _C", "x._version", "torch._C._functorch.is_batchedtensor(x)"],
-)  # fmt: skip
-def test_internals_are_found_in_source(source: str) -> None:
-    assert uses_of_internals(source, private_names())
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "m.weight",
-        "self._own()\ndef _own(self): ...",
-        "self._version = 1\nself._version",
-        "'_convolution'",
-        "m.__dict__",
-    ],
-)
-def test_public_and_own_names_are_no_internals(source: str) -> None:
-    assert not uses_of_internals(source, private_names())
-
-
-def test_package_uses_internals_in_one_file_alone() -> None:
-    names = private_names()
-    found = {
-        str(path.relative_to(PACKAGE)).replace(os.sep, "/"): uses
-        for path in PACKAGE.rglob("*.py")
-        if (uses := uses_of_internals(path.read_text(encoding="utf-8"), names))
-    }
-    assert found.pop("_torch.py")
-    assert found == {}
-
-
-def test_every_internal_has_a_name_that_says_what_it_is() -> None:
-    for name in internals.__all__:
-        assert getattr(internals, name).__doc__, name
-
-
-def test_transparent_copy_of_a_function_shows_its_inner_calls() -> None:
-    class Seen(TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.functions: list[Any] = []
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.functions.append(func)
-            return func(*args, **(kwargs or {}))
-
-    x, inside = torch.randn(2, 3), internals.transparent(F.softmax)
-    assert inside is not None
-    with Seen() as whole:
-        expected = F.softmax(x, dim=-1)
-    with Seen() as opened:
-        found = inside(x, dim=-1)
-    assert torch.equal(found, expected)
-    # The function itself, and then its tensor method.
-    assert len(whole.functions) == len(opened.functions) == 1
-    assert whole.functions[0] is F.softmax
-    assert opened.functions[0] is not F.softmax
-    assert internals.transparent(torch.add) is None
-
-
-def test_forward_hooks_are_removed_by_their_functions_from_a_copy_too() -> None:
-    calls: list[str] = []
-
-    def before(*_: Any) -> None:
-        calls.append("before")
-
-    def after(*_: Any) -> None:
-        calls.append("after")
-
-    module = nn.Linear(2, 2)
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(after, always_call=True)
-    twin = copy.deepcopy(module)
-    internals.remove_forward_hooks(twin, before, after)
-    twin(torch.randn(1, 2))
-    assert calls == []
-    module(torch.randn(1, 2))
-    assert calls == ["before", "after"]
-
-
-def test_operation_mode_sees_what_a_function_ends_in() -> None:
-    class Seen(internals.OperationMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Seen() as seen:
-        F.dropout(torch.ones(4), 0.5)
-    assert any("bernoulli" in name or "dropout" in name for name in seen.names)
