@@ -9,6 +9,8 @@ import torch
 from benchmarks import variance
 from lbdrop.io.records import write_json
 
+pytestmark = pytest.mark.process
+
 TINY = variance.Settings(
     keeps=(0.5, 0.8),
     estimators=("arm", "rloo-4", "double-cv-4"),

@@ -37,6 +37,7 @@ def check_outputs(found: list[tuple[str, str]]) -> None:
         assert shape(said) == shape(shown), said
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS], ids=name)
 def test_page_blocks_run_and_print_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

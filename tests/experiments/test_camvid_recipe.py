@@ -20,6 +20,8 @@ from lbdrop.cli import app
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 
+pytestmark = pytest.mark.process
+
 SMALL = recipes.Settings(
     plan=Plan((1, 1, 1, 1, 1), 2, 4), crop=32, rounds=(recipes.Round(1, batch=3),), epochs=2, batch=3, samples=3, save_every=1,
     crop_scale=(1.0, 1.25), crop_lr=1e-2, rate_lr=0.1,

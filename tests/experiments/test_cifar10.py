@@ -14,6 +14,8 @@ from experiments.vision.cifar10 import Images
 from experiments.vision.train import Schedule
 from lbdrop.cli import app
 
+pytestmark = pytest.mark.process
+
 
 def images(train: int = 60, test: int = 30) -> Images:
     """Ten classes, each a colour with noise on it."""

@@ -26,6 +26,8 @@ from lbdrop import Objective
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 
+pytestmark = pytest.mark.process
+
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 

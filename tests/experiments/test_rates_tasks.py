@@ -27,6 +27,8 @@ from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.prepared import load_prepared
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("name", TASKS)
 def test_tasks_load_build_and_take_a_step(name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

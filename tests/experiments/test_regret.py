@@ -14,6 +14,8 @@ from experiments.regret.distribution import EXAMPLES, FAMILIES, Setup, draw
 from experiments.regret.networks import build
 from experiments.regret.runs import CONTESTANTS, GRID, Job, run
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

@@ -128,6 +128,7 @@ def test_too_few_draws_are_refused() -> None:
         recipes.Settings(draws=1)
 
 
+@pytest.mark.process
 def test_command_writes_json_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(recipes.Settings, examples=200, trace_steps=4, trace_draws=5, networks=2, networks_draws=5)
     monkeypatch.setattr(recipes, "Settings", small)

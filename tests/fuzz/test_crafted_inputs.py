@@ -286,6 +286,7 @@ def test_array_of_a_wrong_kind_is_refused_by_its_name() -> None:
     assert "ml-1m.npz: want user as a vector of kind 'iu', got float64 of shape (3,)" in said
 
 
+@pytest.mark.process
 def test_demo_contestant_of_an_unhashable_kind_is_refused() -> None:
     record = json.loads(files("report: demo")["result.json"])
     record["contestants"][0]["kind"] = [1]

@@ -6,6 +6,7 @@ from . import records
 from .all import ALL
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ALL)
 def test_golden_record_gives_the_same_numbers(name: str) -> None:
     record = records.read(name)

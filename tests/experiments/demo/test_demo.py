@@ -23,6 +23,8 @@ from lbdrop.recommend import Interactions
 from lbdrop.rules.bound import Bound
 from lbdrop.serve import read_titles
 
+pytestmark = pytest.mark.process
+
 runner = CliRunner()
 TINY = replace(Settings.quick(), epochs=1, hidden=8)
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,29 +15,46 @@ from experiments.demo.shop import ShopSettings
 from lbdrop.recommend import Recommender
 from lbdrop.recommend.data.shop import generate_shop
 
+pytestmark = pytest.mark.process
+
+
+SMALL = ShopSettings(users=300, items=60, held_out=50, epochs=1)
+
+
+class Opened(NamedTuple):
+    """A shop's result, and what its run told and left."""
+
+    result: dict[str, Any]
+    told: list[str]
+    undisturbed: bool
+
 
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
-    found = demo_shop.run(ShopSettings.quick())
-    return json.loads(json.dumps(found), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+def opened() -> Opened:
+    state, threads, told = torch.get_rng_state(), torch.get_num_threads(), []
+    found = json.dumps(demo_shop.run(SMALL, told.append))
+    undisturbed = torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    return Opened(json.loads(found, parse_constant=lambda name: pytest.fail(f"{name} in JSON")), told, undisturbed)
+
+
+@pytest.fixture
+def result(opened: Opened) -> dict[str, Any]:
+    return opened.result
 
 
 def test_contestants_and_oracle_are_measured_on_the_same_customers(result: dict[str, Any]) -> None:
     entries = {entry["name"]: entry for entry in result["contestants"]}
     assert list(entries) == [*SHOP_CONTESTANTS, ORACLE]
-    assert result["data"]["test"] <= ShopSettings.quick().held_out
-    assert result["data"]["users"] + ShopSettings.quick().held_out == ShopSettings.quick().users
+    assert result["data"]["test"] <= SMALL.held_out
+    assert result["data"]["users"] + SMALL.held_out == SMALL.users
     best = entries[ORACLE]["test"]["ndcg@100"]["mean"]
     assert all(entry["test"]["ndcg@100"]["mean"] <= best for entry in entries.values())
     assert entries["EASE"]["test"]["ndcg@100"]["mean"] > entries["popularity"]["test"]["ndcg@100"]["mean"]
 
 
-def test_run_reports_each_contestant_and_leaves_randomness_and_threads_alone() -> None:
-    state, threads, seen = torch.get_rng_state(), torch.get_num_threads(), []
-    demo_shop.run(ShopSettings(users=300, items=60, held_out=50, epochs=1), seen.append)
-    assert seen == list(SHOP_CONTESTANTS)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
+def test_run_reports_each_contestant_and_leaves_randomness_and_threads_alone(opened: Opened) -> None:
+    assert opened.told == list(SHOP_CONTESTANTS)
+    assert opened.undisturbed
 
 
 @pytest.mark.parametrize(
@@ -72,7 +89,7 @@ def test_example_customers_have_one_to_three_tastes_and_get_nothing_they_have(
 
 
 def test_rates_are_those_of_the_learned_model_item_by_item(result: dict[str, Any]) -> None:
-    settings = ShopSettings.quick()
+    settings = SMALL
     shop = generate_shop(settings.users, settings.items, settings.seed)
     order = np.random.default_rng(settings.seed).permutation(settings.users)
     known = shop.interactions.filter(shop.interactions["user_id"].is_in(order[settings.held_out :].tolist()))
@@ -82,7 +99,7 @@ def test_rates_are_those_of_the_learned_model_item_by_item(result: dict[str, Any
 
 
 def test_figure_has_a_dot_for_each_item_and_cards_escape_their_titles(result: dict[str, Any]) -> None:
-    assert page.rates_by_likes(result).count("<circle") == ShopSettings.quick().items
+    assert page.rates_by_likes(result).count("<circle") == SMALL.items
     customer = result["examples"][0]
     harmful = customer | {"recommended": [customer["recommended"][0] | {"title": "<b>tea</b>", "found": True}]}
     cards = page.customers(result | {"examples": [harmful]})
