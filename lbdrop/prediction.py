@@ -20,10 +20,10 @@ from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards import threads
 from lbdrop.guards.finite import refuse_infinite_output
+from lbdrop.guards.promises import Answers, conformal_scale, largest_doubt
 from lbdrop.passes.drawer import IndependentMasks
 from lbdrop.passes.pieces import Plan, plan_pieces, split_rows
 from lbdrop.passes.run import run
-from lbdrop.promises import Answers, conformal_scale, largest_doubt
 from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
 
 __all__ = ["Kind", "Predictive", "predict"]
@@ -54,7 +54,7 @@ class Predictive:
         """Which examples to answer, so that at most ``error`` of the answers are wrong.
 
         The promise holds for examples drawn as the held-out ones, which neither weights nor rates may have seen, and fails for
-        a share of at most ``risk`` of all such held-out sets (:mod:`lbdrop.promises`).
+        a share of at most ``risk`` of all such held-out sets (:mod:`lbdrop.guards.promises`).
 
         >>> held_out = Predictive.of(torch.randn(5, 300, 2) + torch.tensor([9.0, 0.0]))
         >>> bool(held_out.abstain(held_out, torch.zeros(300).long()).answered.all())

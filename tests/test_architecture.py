@@ -12,7 +12,7 @@ LAYERS = (
     ("_torch", "io"),
     ("sources",),
     ("dropout",),
-    ("estimators", "masks", "promises", "rivals"),
+    ("estimators", "masks", "rivals"),
     ("guards",),
     ("passes", "sites"),
     ("step",),

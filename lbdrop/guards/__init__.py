@@ -1,1 +1,1 @@
-"""Checks around a training step, and states that are restored after it: NaN, checkpointing, processes, modes."""
+"""Checks around a training step, states that are restored after it, and what a prediction may promise."""

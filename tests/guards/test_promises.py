@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lbdrop.errors import DropoutError
+from lbdrop.guards.promises import conformal_scale, largest_doubt
 from lbdrop.prediction import Predictive
-from lbdrop.promises import conformal_scale, largest_doubt
 
 DRAWS, HELD_OUT = 400, 1_000
 
