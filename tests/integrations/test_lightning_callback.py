@@ -18,7 +18,10 @@ import lbdrop
 from lbdrop.integrations.lightning import LearnedRates, _logs_of_all_masks
 from lbdrop.rules.balanced import CONSTANTS
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*have no `val_dataloader`"),
+]
 
 
 class Reader(nn.Module):

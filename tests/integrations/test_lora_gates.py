@@ -67,6 +67,7 @@ def test_only_adapters_and_rates_train_and_both_do(tmp_path: Path) -> None:
     assert len([name for name in learned_layers(model) if "lora_dropout" in name]) == 2 * len(PLACES)
 
 
+@pytest.mark.process
 def test_resumed_run_has_the_rates_of_adapters_and_of_the_model_below(tmp_path: Path) -> None:
     def fresh() -> Any:
         return lbdrop.convert(with_lora(llama(attention_dropout=0.1)), rank_gates=1.0, verbose=False)

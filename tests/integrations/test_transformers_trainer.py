@@ -34,6 +34,8 @@ from lbdrop.integrations.rates import FILE, load_rates, save_rates
 from lbdrop.integrations.transformers import LearnedRatesTrainer, example_losses, labelled
 from lbdrop.rules.balanced import CONSTANTS
 
+pytestmark = pytest.mark.process
+
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
                          "vocab_size": texts.VOCABULARY, "max_position_embeddings": texts.LENGTH}  # fmt: skip
 

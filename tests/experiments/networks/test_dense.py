@@ -72,6 +72,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y, reduction="none").flatten(1).mean(1)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("fast")
 def test_prediction_lanes_equal_single_passes() -> None:
     model, x = small(), torch.rand(2, 3, 64, 70)

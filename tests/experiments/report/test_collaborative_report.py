@@ -200,6 +200,7 @@ def test_learned_rates_are_drawn_in_the_grid_where_they_ended():
     assert drawn.count('class="here') == 1
 
 
+@pytest.mark.process
 def test_command_writes_its_files_for_several_data_sets_and_can_be_repeated(tmp_path: Path):
     folder = save(tmp_path / "runs", table_of_runs(2) + table_of_runs(1, "ml-1m"))
     for _ in range(2):

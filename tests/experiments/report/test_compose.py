@@ -33,6 +33,7 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.process
 def test_kinds_may_be_mixed_and_have_a_chapter_each(tmp_path: Path):
     code, output = command(RATES, TOY, OVERHEAD, ROOT / "experiments/collaborative/results", "--out", tmp_path)
     assert code == 0, output
