@@ -136,17 +136,21 @@ def binary(matrix: Any) -> Any:
     return ones
 
 
-def co_occurrence(matrix: Any, device: torch.device) -> Tensor:
-    """XᵀX of a binary matrix; whole numbers below 2²⁴, so float32 holds them exactly."""
+def co_occurrence(
+    matrix: Any, device: torch.device, weight: Float[np.ndarray, "users"] | None = None
+) -> Float[Tensor, "items items"]:
+    """XᵀWX of a binary matrix. Without weights of users: whole numbers below 2²⁴, so float32 holds them exactly."""
     if device.type == "cpu":
-        return torch.from_numpy((matrix.T @ matrix).toarray())
+        weighted = matrix if weight is None else matrix.multiply(weight[:, None].astype(np.float32)).tocsr()
+        return torch.from_numpy((matrix.T @ weighted).toarray())
     gram = torch.zeros(matrix.shape[1], matrix.shape[1], device=device)
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # TF32 multiplies zeros and ones exactly
+    # TF32 multiplies zeros and ones exactly.
+    torch.set_float32_matmul_precision("high" if weight is None else "highest")
     try:
         for batch in Rows.from_csr(matrix, device).batches(4096, shuffle=False):
             x = batch.dense()
-            gram.addmm_(x.T, x)
+            gram.addmm_(x.T, x if weight is None else x * torch.from_numpy(weight).to(x)[batch.number, None])
     finally:
         torch.set_float32_matmul_precision(before)
     return gram

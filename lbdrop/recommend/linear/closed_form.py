@@ -1,10 +1,11 @@
 r"""Linear autoencoders in closed form: EASE, and EDLAE, whose ridge is dropout with rates learned from held-out users.
 
-$$ B = I - P \,\mathrm{diag}(P)^{-1}, \qquad P = (X^\top X + \Gamma)^{-1}, \qquad
-   \Gamma = \tfrac{p}{1-p}\,\mathrm{diag}(X^\top X) + \lambda I, \qquad \text{scores} = X B $$
+$$ B = I - P \,\mathrm{diag}(P)^{-1}, \qquad P = (G + \Gamma)^{-1}, \qquad G = X^\top W X, \qquad
+   \Gamma = \tfrac{p}{1-p}\,\mathrm{diag}\,G + \lambda I, \qquad \text{scores} = X B $$
 
-With $p = 0$ it is EASE. The first term of $\Gamma$ is what Bernoulli dropout of the input with rate $p$ adds to the squared
-error, exactly, when every item is predicted without itself.
+With $p = 0$ and $W = I$ it is EASE. The first term of $\Gamma$ is what Bernoulli dropout of the input with rate $p$ adds to the
+squared error, exactly, when every item is predicted without itself. In EDLAE a user with $n$ items has weight
+$w \propto n^{-\beta}$: with $\beta = 0$ a user's share in $G$ grows with $n^2$, and the few with the longest histories decide.
 
 Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019; Autoencoders that don't overfit towards the Identity,
 NeurIPS 2020.
@@ -58,6 +59,7 @@ class EDLAE(ItemItem):
         regularisation: float | None = None,
         *,
         per: Literal["model", "popularity", "item"] = "model",
+        balance: float = 0.5,
         max_items: int | None = MAX_ITEMS,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -76,6 +78,8 @@ class EDLAE(ItemItem):
         self.rate, self.regularisation, self.per, self.dtype = rate, regularisation, per, dtype
         if max_items is not None:
             check_number("max_items", max_items, integer=True, minimum=1)
+        check_number("balance", balance, minimum=0, maximum=1)
+        self.balance, self.scale = balance, 1.0
         self.max_items, self.columns, self.items = max_items, None, 0
         self.ridge: LearnedRidge | None = None
         """What was learned; ``None`` where rate and regularisation were given, or restored."""
@@ -105,11 +109,18 @@ class EDLAE(ItemItem):
                 stacklevel=3,
             )
         check_memory(min(self.items, self.max_items or self.items), self.dtype, self.device)
-        return co_occurrence(self._known(rows), self.device)
+        lengths = np.diff(rows.indptr).clip(min=1)
+        self.scale = float(lengths.sum() / (lengths ** (1 - self.balance)).sum())  # so that likes keep their sum
+        return self._co_occurrence(rows)
+
+    def _co_occurrence(self, rows: Any) -> Float[Tensor, "some some"]:
+        lengths = np.diff(rows.indptr).clip(min=1)
+        weight = None if self.balance == 0 else self.scale * lengths**-self.balance
+        return co_occurrence(self._known(rows), self.device, weight)
 
     def release(self, gram: Float[Tensor, "some some"], held_out: HeldOut) -> None:
         """Count held-out users too, whose rates are learned."""
-        gram += co_occurrence(self._known(binary(held_out.fold_in + held_out.held_out)), self.device)
+        gram += self._co_occurrence(binary(held_out.fold_in + held_out.held_out))
 
     def _known(self, rows: Any) -> Any:
         return rows if self.columns is None else rows[:, self.columns]
@@ -178,7 +189,7 @@ class EASE(EDLAE):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(0.0, regularisation, max_items=None, dtype=dtype, device=device)
+        super().__init__(0.0, regularisation, balance=0.0, max_items=None, dtype=dtype, device=device)
 
     def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
         return {}

@@ -1,4 +1,4 @@
-"""The methods without a network by name, and those that other packages fit: SLIM, WMF and iALS.
+"""The methods without a network by name; and SLIM, which irspack fits on a CPU, and the factorisations WMF and iALS.
 
 Hu, Koren and Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008 (WMF). Ning and Karypis, SLIM, ICDM
 2011. Rendle et al., Revisiting the Performance of iALS on Item Recommendation Benchmarks, RecSys 2022 (iALS).
@@ -19,7 +19,7 @@ from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.linear.base import ItemItem, Linear, Popularity, binary, co_occurrence
 from lbdrop.recommend.linear.closed_form import EASE, EDLAE
 from lbdrop.recommend.linear.elastic_net import non_negative_elastic_net
-from lbdrop.recommend.linear.least_squares import System, fold_in
+from lbdrop.recommend.linear.least_squares import System, alternate, fold_in
 from lbdrop.recommend.number_checks import check_number
 
 __all__ = ["EASE", "EDLAE", "IALS", "LINEAR", "SLIM", "WMF", "Linear", "Popularity"]
@@ -76,25 +76,29 @@ class _Factors(Linear):
     """Scores are products of item vectors with a user's vector from least squares, for known and new users."""
 
     @abstractmethod
-    def system(self, batch: Batch) -> System:
-        """The least squares of each user."""
+    def system(self, counts: Float[Tensor, "rows"], others: int) -> System:
+        """The least squares of rows with so many entries, each among so many others."""
+
+    def learn(self, matrix: Any, factors: int, sweeps: int, seed: int) -> None:
+        """The items' vectors, by alternating least squares."""
+        self.state = {"items": alternate(binary(matrix), self.system, factors, sweeps, seed, self.device)}
 
     def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
         vectors = self.learned("items")
-        return fold_in(batch, vectors, self.system(batch)) @ vectors.T
+        return fold_in(batch, vectors, self.system(batch.counts, batch.items)) @ vectors.T
 
 
 class WMF(_Factors):
-    """Weighted matrix factorisation by implicit's alternating least squares.
+    """Weighted matrix factorisation by alternating least squares.
 
     Args:
         factors: length of the vectors.
-        regularisation: the ridge; implicit's own .01 over-fits (MovieLens-1M, 200 factors, alpha 10, validation
+        regularisation: the ridge; .01, the default of implicit, over-fits (MovieLens-1M, 200 factors, alpha 10, validation
             NDCG@100: .361 with it, .378 with 10, .406 with 30, .428 with 100).
         alpha: the weight of an interaction, where every other pair has weight 1.
         iterations: sweeps.
         seed: draws the initial vectors.
-        device: where users are scored; fitting runs on the CPU.
+        device: the default is a GPU, if there is one.
     """
 
     name = "wmf"
@@ -119,23 +123,15 @@ class WMF(_Factors):
         self.iterations, self.seed = iterations, seed
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "WMF":
-        als, threads = _import_baseline("implicit.cpu.als"), _import_baseline("threadpoolctl")
-        with threads.threadpool_limits(1, "blas"):  # each of its own threads calls BLAS, which must then use one thread
-            learner = als.AlternatingLeastSquares(
-                self.factors, self.regularisation, self.alpha, iterations=self.iterations, random_state=self.seed
-            )
-            learner.fit(binary(matrix), show_progress=False)
-        self.state = {"items": torch.from_numpy(np.asarray(learner.item_factors)).to(self.device)}
+        self.learn(matrix, self.factors, self.iterations, self.seed)
         return self
 
-    def system(self, batch: Batch) -> System:
-        return System(self.alpha, self.alpha - 1, 1.0, torch.full_like(batch.counts, self.regularisation))
+    def system(self, counts: Float[Tensor, "rows"], others: int) -> System:
+        return System(self.alpha, self.alpha - 1, 1.0, torch.full_like(counts, self.regularisation))
 
 
 class IALS(_Factors):
-    """Weighted matrix factorisation with the unobserved weight and frequency-scaled ridge of Rendle et al., by irspack.
-
-    With several threads irspack repeats a fit to about 1e-5 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
+    """Weighted matrix factorisation with the unobserved weight and frequency-scaled ridge of Rendle et al.
 
     Args:
         factors: length of the vectors.
@@ -144,7 +140,7 @@ class IALS(_Factors):
         frequency: ν.
         epochs: sweeps.
         seed: draws the initial vectors.
-        device: where users are scored; fitting runs on the CPU.
+        device: the default is a GPU, if there is one.
     """
 
     name = "ials"
@@ -171,23 +167,11 @@ class IALS(_Factors):
         self.frequency, self.epochs, self.seed = frequency, epochs, seed
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "IALS":
-        learner = _import_baseline("irspack").IALSRecommender(
-            binary(matrix),
-            n_components=self.factors,
-            alpha0=self.unobserved,
-            reg=self.regularisation,
-            nu=self.frequency,
-            random_seed=self.seed,
-        )
-        learner.start_learning()
-        for _ in range(self.epochs):  # its own loop prints a progress bar
-            learner.run_epoch()
-        # A copy, because the view would keep the trainer with every user's vector in memory.
-        self.state = {"items": torch.from_numpy(np.array(learner.get_item_embedding())).to(self.device)}
+        self.learn(matrix, self.factors, self.epochs, self.seed)
         return self
 
-    def system(self, batch: Batch) -> System:
-        ridge = self.regularisation * (self.unobserved * batch.items + batch.counts) ** self.frequency
+    def system(self, counts: Float[Tensor, "rows"], others: int) -> System:
+        ridge = self.regularisation * (self.unobserved * others + counts) ** self.frequency
         return System(1.0, 1.0, self.unobserved, ridge)
 
 
