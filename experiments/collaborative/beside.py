@@ -32,7 +32,8 @@ from torch import Tensor  # noqa: E402
 from lbdrop.io.records import provenance, write_json  # noqa: E402
 from lbdrop.recommend.data.interactions import Interactions  # noqa: E402
 from lbdrop.recommend.data.rows import Rows  # noqa: E402
-from lbdrop.recommend.data.splits import SEED, Split, split_users  # noqa: E402
+from lbdrop.recommend.data.splits import SEED, HeldOut, Split, hidden_fifth, split_users  # noqa: E402
+from lbdrop.recommend.linear.blend import Blend  # noqa: E402
 from lbdrop.recommend.linear.methods import EASE, EDLAE, IALS, Linear  # noqa: E402
 from lbdrop.recommend.method_args import EXPERT_SETTINGS, sized_for_data  # noqa: E402
 from lbdrop.recommend.model.product import Product  # noqa: E402
@@ -43,9 +44,12 @@ from lbdrop.recommend.train.experts import fit_experts  # noqa: E402
 from lbdrop.recommend.train.fit import fit as fit_network  # noqa: E402
 from lbdrop.recommend.train.loop import Loop, launch  # noqa: E402
 
-HELD_OUT = {"ml-1m": 750, "ml-100k": 150, "netflix": 40_000, "netflix-sample": 10_000, "gowalla": 3_000, "shop": 400}
+HELD_OUT = {"ml-1m": 750, "ml-100k": 150, "netflix": 40_000, "netflix-sample": 10_000, "gowalla": 3_000, "shop": 400,
+            "gowalla-lightgcn": 3_000}  # fmt: skip
 """Validation users, and as many test users."""
 RATES = (0.1, 0.3, 0.5, 0.7)
+LISTED = 20
+"""Items of a list in the measures of LightGCN's split, where Recall@20 is divided by all items to find."""
 WHOLE_NETFLIX = {"gamma": None, "hidden": 1200, "layers": 5, "lr": 1e-3, "mask_kl": 4.0}
 """Of the network on 400,000 users: chosen on validation users before (LOG.md)."""
 
@@ -103,6 +107,25 @@ def likes(name: str, source: Path | None, some_users: int | None) -> csr_array:
     return rows if some_users is None else rows[:some_users]
 
 
+def lightgcn(source: Path, seed: int) -> tuple[Split, HeldOut]:
+    """Some users decide as validation users, the others train; the test is what LightGCN's authors held out of each user."""
+    found = np.load(source)
+    shape = (int(found["user"].max()) + 1, int(found["item"].max()) + 1)
+    known, hidden = (
+        csr_array((np.ones(int(part.sum()), np.float32), (found["user"][part], found["item"][part])), shape=shape)
+        for part in (~found["test"], found["test"])
+    )
+    for each in (known, hidden):
+        each.sum_duplicates()
+        each.data[:] = 1
+    order, ids = np.random.default_rng(SEED + seed).permutation(shape[0]), Ids(np.arange(shape[0]))
+    some, others = np.sort(order[: HELD_OUT["gowalla-lightgcn"]]), np.sort(order[HELD_OUT["gowalla-lightgcn"] :])
+    held = hidden_fifth(csr_array(known[some]))
+    train = Interactions(csr_array(known[others]), ids.gather(others), Ids(np.arange(shape[1])))  # pyright: ignore[reportArgumentType]
+    test = HeldOut(known, hidden, ids)  # pyright: ignore[reportArgumentType]
+    return Split(train, held, test), test
+
+
 def size(rows: Any) -> tuple[int, int]:
     return rows.shape
 
@@ -127,13 +150,12 @@ class Race:
 
     def __init__(self, made: Split, seed: int, device: torch.device, network: Settings, network_seconds: float | None):
         self.split, self.seed, self.device = made, seed, device
-        self.linear: EDLAE | None
         self.network: VAE | None = None
         rows = made.train.rows
         held = made.validation
         self.everybody = csr_array(_stacked(rows, held.fold_in + held.held_out))
         self.validation = HeldOutRows.on(held, device)
-        self.settings, self.linear = network, None
+        self.settings, self.linear = network, Blend(device=device)
         if network_seconds is not None:
             self.settings = replace(network, epochs=max(int(network_seconds / self._epoch_seconds()), 2))
 
@@ -151,21 +173,41 @@ class Race:
         return self._of_grid([Maker(IALS, unobserved=a, regularisation=r, seed=self.seed) for a, r in grid])
 
     def edlae(self) -> Contestant:
-        if self.linear is not None:  # the default's, which took no less
-            return Contestant(self.linear.scores, _ridge(self.linear), 0.0)
         with timed() as seconds:
             model = EDLAE(device=self.device).fit(self.split.train.rows, self.split.validation)
         return Contestant(model.scores, _ridge(model), seconds())
+
+    def edlae_fixed(self) -> Contestant:
+        """EDLAE with each rate of a grid; only λ is learned."""
+        best, tried = None, {}
+        with timed() as seconds:
+            for rate in RATES:
+                model = EDLAE(rate, device=self.device)
+                gram = model.begin(self.split.train.rows, self.split.validation)
+                tried[str(rate)] = evaluate(model, self.validation, device=self.device).mean["ndcg@100"]
+                if tried[str(rate)] >= max(tried.values()):
+                    best = model.release(gram, self.split.train.rows, self.split.validation)
+                del gram
+        assert best is not None
+        return Contestant(best.scores, {"validation": tried} | _ridge(best), seconds())
+
+    def blend(self) -> Contestant:
+        """The default without its network."""
+        if not self.linear.state:
+            with timed() as seconds:
+                self.linear.fit(self.split.train.rows, self.split.validation)
+            return Contestant(self.linear.scores, _ridge(self.linear), seconds())
+        return Contestant(self.linear.scores, _ridge(self.linear), 0.0)
 
     def default(self) -> Contestant:
         """As ``Recommender()`` fits, after its own split of validation users."""
         with timed() as seconds:
             found = fit_experts(
-                self.split.train.rows, self.split.validation, EDLAE(device=self.device), self.settings, seed=self.seed,
+                self.split.train.rows, self.split.validation, self.linear, self.settings, seed=self.seed,
                 choose=True, patience=10, progress=False, validate_every=5 if self.device.type == "cuda" else 1,
             )  # fmt: skip
         model, facts = found.model, {"reason": found.reason}
-        self.linear = model if isinstance(model, EDLAE) else None
+        facts |= _ridge(self.linear)
         if isinstance(model, Product):
             assert found.history is not None
             facts |= {
@@ -173,14 +215,14 @@ class Race:
                 "epochs": len(found.history.epochs),
                 "keep": float(model.network.keep),
             }
-            facts |= _ridge(model.linear) | {"settings": asdict(self.settings)}
-            self.network, self.linear = model.network, model.linear
+            facts |= {"settings": asdict(self.settings)}
+            self.network = model.network
         return Contestant(model.scores, facts, seconds())
 
     def learned(self) -> Contestant:
-        """The default's network alone; the linear model where it has none."""
+        """The default's network alone; the linear models where it has none."""
         if self.network is None:
-            return self.edlae()
+            return self.blend()
         return Contestant(self.network.plain_scores, {}, 0.0)
 
     def fixed(self) -> Contestant:
@@ -232,7 +274,12 @@ def _stacked(*parts: Any) -> Any:
 def _ridge(model: EDLAE) -> dict[str, Any]:
     if model.ridge is None:
         return {}
-    return {"rate": model.ridge.rate, "regularisation": model.ridge.regularisation, "inverses": model.ridge.inverses}
+    share = {"share": model.share} if isinstance(model, Blend) else {}
+    return share | {
+        "rate": model.ridge.rate,
+        "regularisation": model.ridge.regularisation,
+        "inverses": model.ridge.inverses,
+    }
 
 
 @contextmanager
@@ -260,7 +307,8 @@ def beside(first: Report, other: Report) -> dict[str, float]:
 
 
 def run(name: str, seed: int, rows: csr_array, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    made, device = split(name, rows, seed), torch.device(args.device)
+    device = torch.device(args.device)
+    made = lightgcn(args.source, seed)[0] if name == "gowalla-lightgcn" else split(name, rows, seed)
     changes: dict[str, Any] = dict(WHOLE_NETFLIX) if name == "netflix" else {}
     changes |= {} if args.epochs is None else {"epochs": args.epochs}
     changes |= {} if args.batch is None else {"batch": args.batch}
@@ -271,8 +319,13 @@ def run(name: str, seed: int, rows: csr_array, names: list[str], args: argparse.
     reports, facts = {}, {}
     for each in names:
         contestant: Contestant = getattr(race, each)()
-        reports[each] = evaluate(contestant.scores, test, device=device)
+        reports[each] = evaluate(contestant.scores, test, device=device, ndcg=(100, LISTED))
         facts[each] = contestant.facts | {"seconds": contestant.seconds} | reports[each].record()
+        if name == "gowalla-lightgcn":
+            found = np.diff(made.test.held_out.indptr)
+            shown = reports[each].per_user["recall@20"].double().numpy() * np.minimum(found, LISTED) / found.clip(min=1)
+            facts[each]["recall@20 of all"] = float(np.nanmean(np.where(found > 0, shown, np.nan)))
+            print(name, each, "recall@20 of all", facts[each]["recall@20 of all"], flush=True)
         print(
             f"{name} {seed} {each}: {reports[each]}, {contestant.seconds:.1f} s {contestant.facts.get('reason', '')}",
             flush=True,
@@ -280,7 +333,8 @@ def run(name: str, seed: int, rows: csr_array, names: list[str], args: argparse.
         del contestant
     shape = {"train_users": users, "items": items, "train_likes": int(made.train.rows.nnz)}
     rivals = [each for each in names if each != "default"] if "default" in names else []
-    both = {"learned", "fixed"} <= set(names)
+    pairs = {"network": ("learned", "fixed"), "linear": ("edlae", "edlae_fixed")}
+    both = {part: beside(reports[a], reports[b]) for part, (a, b) in pairs.items() if {a, b} <= set(names)}
     return {
         "experiment": "beside",
         "dataset": name,
@@ -288,7 +342,7 @@ def run(name: str, seed: int, rows: csr_array, names: list[str], args: argparse.
         "data": shape | {"held_out_users": test.fold_in.users},
         "contestants": facts,
         "default_minus": {each: beside(reports["default"], reports[each]) for each in rivals},
-        "learned_minus_fixed": beside(reports["learned"], reports["fixed"]) if both else None,
+        "learned_minus_fixed": both,
         "seconds_are": "wall" if torch.cuda.is_available() else "process",
         "provenance": provenance(device),
     }
@@ -299,7 +353,7 @@ def main() -> None:
     parser.add_argument("dataset", choices=HELD_OUT, nargs="+")
     parser.add_argument("--source", type=Path)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--contestants", default="ease,edlae,ials,default,learned,fixed")
+    parser.add_argument("--contestants", default="ease,ials,edlae,edlae_fixed,default,blend,learned,fixed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results_beside")
     parser.add_argument("--epochs", type=int)

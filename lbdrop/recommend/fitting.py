@@ -7,6 +7,7 @@ import torch
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.linear.blend import Blend
 from lbdrop.recommend.linear.closed_form import EDLAE, USUAL_RATE, USUAL_RIDGE
 from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.method_args import AUTO, EXPERTS, MethodChoice, choose_method, sized_for_data
@@ -59,19 +60,19 @@ def fit_model(
             network = VAE(len(data.items), settings, users=len(trained.users))
         history = fit_network(network, trained.rows, held, device=device, seed=seed, **training)
         return FittedModel(network, choice, settings, history)
-    alone = choose_method("edlae", None, {})
+    alone = choose_method("blend", None, {})
     if held is None and choice.method != AUTO:
         raise DropoutError(
             f"{EXPERTS}: want validation users with five items, who decide how both are combined, got none; choose another"
             ' method, such as "edlae" or dropout="learned"'
         )
     if held is None:
-        usual = EDLAE(USUAL_RATE, USUAL_RIDGE, device=device).fit(data.rows)
+        usual = Blend(USUAL_RATE, USUAL_RIDGE, device=device).fit(data.rows)
         return FittedModel(
             _contiguous(usual), alone, reason="the linear model alone: no validation users to decide on more"
         )
     found = fit_experts(
-        trained.rows, held, EDLAE(device=device), settings, seed=seed, choose=choice.method == AUTO, budget=budget, **training
+        trained.rows, held, Blend(device=device), settings, seed=seed, choose=choice.method == AUTO, budget=budget, **training
     )  # fmt: skip
     if isinstance(found.model, EDLAE):
         return FittedModel(_contiguous(found.model), alone, reason=found.reason)

@@ -34,7 +34,7 @@ from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.item_features import encode
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
-from lbdrop.recommend.linear.methods import EDLAE, Linear
+from lbdrop.recommend.linear.methods import Blend, Linear
 from lbdrop.recommend.method_args import MethodChoice
 from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.settings import Settings
@@ -185,7 +185,7 @@ def rebuild(
     shapes = {f"{prefix}{name}": tuple(tensor.shape) for name, tensor in wanted.items()}
     if choice.together:
         parts = {name.removeprefix("linear."): shape for name, shape in found.items() if name.startswith("linear.")}
-        shapes |= {f"linear.{name}": shape for name, shape in _linear_shapes("edlae", items, parts).items()}
+        shapes |= {f"linear.{name}": shape for name, shape in _linear_shapes("blend", items, parts).items()}
         shapes["weights"] = (3,)
     _check_shapes(folder, found, shapes)
     _check_numbers(folder, saved.tensors, items)
@@ -193,7 +193,7 @@ def rebuild(
         network = VAE(items, choice.settings, users)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if choice.together:
-        return Product(network, EDLAE(device=place)).to(place).restore(saved.tensors).eval()
+        return Product(network, Blend(device=place)).to(place).restore(saved.tensors).eval()
     network.load_state_dict(saved.tensors)
     return network.to(place).eval()
 
@@ -201,14 +201,18 @@ def rebuild(
 def _linear_shapes(name: str, items: int, found: Shapes) -> Shapes:
     if name == "popularity":
         return {"counts": (items,)}
-    if name in ("ease", "slim", "edlae"):
-        some = found.get("columns", (items,))[:1]  # of a large catalogue the matrix has some items only
-        return (
-            {"weights": (*some, *some)}
-            | ({"rates": (items,)} if name == "edlae" else {})
-            | ({"columns": some} if name == "edlae" and "columns" in found else {})
-        )
-    return {"items": (items, *found.get("items", (items, 0))[1:2])}  # vectors may have any length
+    vectors = (items, *found.get("items", (items, 0))[1:2])  # of any length
+    if name not in ("ease", "slim", "edlae", "blend"):
+        return {"items": vectors}
+    shapes: Shapes = {"weights": (items, items)}
+    if "targets" in found and name in ("edlae", "blend"):  # of a large catalogue the matrix is sparse
+        some = found["targets"][:1]
+        shapes = {"starts": (items + 1,), "targets": some, "weights": some}
+    if name in ("edlae", "blend"):
+        shapes["rates"] = (items,)
+    if name == "blend" and "factors" in found:
+        shapes |= {"items": vectors, "factors": (2,)}
+    return shapes
 
 
 def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
@@ -226,9 +230,14 @@ def _check_shapes(folder: Path, found: Shapes, wanted: Shapes) -> None:
 def _check_numbers(folder: Path, tensors: dict[str, Tensor], items: int) -> None:
     """An error about the first tensor of another type, with NaN or infinity, or of items that are not there."""
     for name, tensor in tensors.items():
-        if name.endswith("columns"):
+        if name.endswith("targets"):
             if tensor.dtype != torch.int64 or not bool(((tensor >= 0) & (tensor < items)).all()):
                 raise DropoutError(f"{folder / WEIGHTS}: want {name} of items, got others; save the model again")
+        elif name.endswith("starts"):
+            last = len(tensors[name.removesuffix("starts") + "targets"])
+            whole = tensor.dtype == torch.int64 and int(tensor[0]) == 0 and int(tensor[-1]) == last
+            if not whole or bool((tensor.diff() < 0).any()):
+                raise DropoutError(f"{folder / WEIGHTS}: want {name} in order, got others; save the model again")
         elif tensor.dtype not in (torch.float32, torch.float64) or not torch.isfinite(tensor).all():
             raise DropoutError(
                 f"{folder / WEIGHTS}: want {name} of finite float32 or float64, got {tensor.dtype}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend import Recommender
@@ -26,14 +27,14 @@ def together(shop: Shop) -> Recommender:
 def test_default_is_a_linear_model_with_or_without_a_network(shop: Shop) -> None:
     model = Recommender(progress=False).fit(shop.interactions)
     assert isinstance(model.model_, Product | EDLAE)
-    assert model.choice.method == ("experts" if isinstance(model.model_, Product) else "edlae")
+    assert model.choice.method == ("experts" if isinstance(model.model_, Product) else "blend")
     assert model.reason_ is not None
     assert "NDCG@100" in model.reason_
 
 
 def test_second_fit_chooses_anew(shop: Shop) -> None:
     model = Recommender(progress=False, budget=1e-3).fit(shop.interactions)
-    assert model.choice.method == "edlae"
+    assert model.choice.method == "blend"
     model.budget = None
     assert "no time" not in (model.fit(shop.interactions).reason_ or "")
 
@@ -41,13 +42,13 @@ def test_second_fit_chooses_anew(shop: Shop) -> None:
 def test_choice_is_said_in_one_line(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     Recommender(budget=1e-3).fit(shop.interactions)
     assert capsys.readouterr().err.strip().splitlines() == [
-        "edlae: the linear model alone: 0.001 s are no time for a network"
+        "blend: the linear model alone: 0.001 s are no time for a network"
     ]
 
 
 def test_without_validation_users_the_linear_model_is_used(shop: Shop) -> None:
     model = Recommender(validation=0, progress=False).fit(shop.interactions)
-    assert model.choice.method == "edlae"
+    assert model.choice.method == "blend"
     assert "no validation users" in (model.reason_ or "")
 
 
@@ -56,7 +57,7 @@ def test_tiny_data_get_the_linear_model() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = Recommender(progress=False).fit(frame)
-    assert model.choice.method == "edlae"
+    assert model.choice.method == "blend"
     assert len(model.recommend([1], k=1)) == 1
 
 
@@ -91,11 +92,17 @@ def test_saved_product_gives_the_same_bits(together: Recommender, tmp_path: Path
     assert again.explain(0, together.items_[3]).equals(together.explain(0, together.items_[3]))
 
 
-def test_saved_linear_model_of_some_items_gives_the_same_bits(shop: Shop, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="10 of 60 items are used"):
-        model = Recommender("edlae", rate=0.5, regularisation=10.0, max_items=10, progress=False).fit(shop.interactions)
+@pytest.mark.parametrize("method", ["edlae", "blend"])
+def test_saved_model_of_a_large_catalogue_gives_the_same_bits(method: str, shop: Shop, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Recommender(method, max_items=10, progress=False).fit(shop.interactions)
+    assert isinstance(model.model_, EDLAE)
+    assert model.model_.state["targets"].dtype == torch.int64
     model.save(tmp_path / "model")
-    assert Recommender.load(tmp_path / "model", device="cpu").recommend([0], k=5).equals(model.recommend([0], k=5))
+    again = Recommender.load(tmp_path / "model", device="cpu")
+    assert again.recommend([0], k=5).equals(model.recommend([0], k=5))
+    assert again.similar_items([model.items_[3]], k=3).equals(model.similar_items([model.items_[3]], k=3))
 
 
 def test_parquet_scores_are_those_of_recommend(together: Recommender, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.frames import column_of
 from lbdrop.recommend.data.interactions import Interactions
 
-__all__ = ["SEED", "HeldOut", "Split", "fold_in", "split_by_time", "split_users"]
+__all__ = ["SEED", "HeldOut", "Split", "fold_in", "hidden_fifth", "split_by_time", "split_users"]
 
 SEED = 98765
 HELD_OUT_SHARE = 0.2
@@ -133,13 +133,17 @@ def _moment(when: pl.Series, at: Any, time: str) -> Any:
 
 def fold_in(interactions: Interactions, seed: int = SEED) -> HeldOut:
     """Hold out a fifth of the items of every user with at least five items."""
+    return hidden_fifth(interactions.rows, interactions.users, seed)
+
+
+def hidden_fifth(rows: csr_array, users: Any = None, seed: int = SEED) -> HeldOut:
+    """As :func:`fold_in`, for rows without ids."""
     random = np.random.RandomState(seed)
-    rows = interactions.rows
     out = np.zeros(rows.nnz, bool)
     for start, end in zip(rows.indptr[:-1].tolist(), rows.indptr[1:].tolist(), strict=True):
         if (n := end - start) >= MIN_ITEMS:
             out[start + random.choice(n, int(HELD_OUT_SHARE * n), replace=False)] = True
-    return HeldOut(_masked(rows, ~out), _masked(rows, out), interactions.users)
+    return HeldOut(_masked(rows, ~out), _masked(rows, out), users)
 
 
 def _masked(rows: csr_array, kept: np.ndarray) -> csr_array:

@@ -13,6 +13,7 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.neighbours import sparse_scores
 
 __all__ = ["ItemItem", "Linear", "Popularity", "binary", "co_occurrence"]
 
@@ -65,7 +66,8 @@ class Linear(ABC):
 
     def restore(self, state: dict[str, Tensor]) -> "Linear":
         """Restore :attr:`state`."""
-        self.state = {name: value.to(self.device) for name, value in state.items()}
+        # The products of vectors round by where in memory they begin, which a file leaves to chance.
+        self.state = {name: value.to(self.device, copy=name == "items") for name, value in state.items()}
         return self
 
     def learned(self, name: str) -> Tensor:
@@ -89,23 +91,14 @@ class Popularity(Linear):
 
 
 class ItemItem(Linear):
-    """Scores are the rows of an item × item matrix summed over a user's items.
-
-    The matrix may be of some items only, the ``columns``; the score of any other is 0.
-    """
+    """Scores are the rows of an item × item matrix summed over a user's items; the matrix is dense, or sparse."""
 
     def scores(self, batch: Batch) -> Float[Tensor, "size items"]:
-        weights, columns = self.learned("weights"), self.state.get("columns")
+        weights = self.learned("weights")
+        if "targets" in self.state:
+            return sparse_scores(self.state, batch)
         bag = batch.value if batch.value is None else batch.value.to(weights.dtype)
-        if columns is None:
-            return F.embedding_bag(batch.item, weights, batch.offsets, mode="sum", per_sample_weights=bag)
-        place = torch.full((batch.items,), -1, device=columns.device).index_put(
-            (columns,), torch.arange(len(columns), device=columns.device)
-        )
-        row = place[batch.item]
-        bag = (row >= 0).to(weights.dtype) * (1.0 if bag is None else bag)
-        some = F.embedding_bag(row.clamp(min=0), weights, batch.offsets, mode="sum", per_sample_weights=bag)
-        return some.new_zeros(batch.size, batch.items).index_copy(1, columns, some)
+        return F.embedding_bag(batch.item, weights, batch.offsets, mode="sum", per_sample_weights=bag)
 
     def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
         """The weight of these items in the score of each."""

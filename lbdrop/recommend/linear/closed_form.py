@@ -13,6 +13,7 @@ NeurIPS 2020.
 
 import os
 import warnings
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,13 +25,17 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.linear.base import ItemItem, binary, co_occurrence
+from lbdrop.recommend.linear.neighbours import neighbour_weights, sparse_co_occurrence
 from lbdrop.recommend.linear.ridge_rates import LearnedRidge, learn_ridge
 from lbdrop.recommend.number_checks import check_number
+from lbdrop.recommend.train.weights import ndcg_of_each, some_users
 
 __all__ = ["EASE", "EDLAE", "check_memory", "invert"]
 
 MAX_ITEMS = 25_000
-"""Items of a catalogue whose every pair is computed: 2.5 gigabytes, and some minutes of a CPU."""
+"""Items of a catalogue whose every pair is computed on a CPU: 2.5 gigabytes, and some minutes."""
+RAISED = 3.0
+"""By how much λ is raised at once."""
 USUAL_RATE, USUAL_RIDGE = 0.5, 100.0
 """Without held-out users, where nothing can be learned: level on small data, where little depends on them."""
 
@@ -38,15 +43,16 @@ USUAL_RATE, USUAL_RIDGE = 0.5, 100.0
 class EDLAE(ItemItem):
     r"""The zero-diagonal item-item regression under dropout of the input, by one Cholesky factorisation in place.
 
-    Memory: one items × items matrix, and two while rates are learned (of at most 6,000 items). Time grows with items³. So of a
-    large catalogue the most popular items alone are in it: they are scored from each other, and any other item gets 0.
+    Memory: one items × items matrix, and two while rates are learned (of at most 6,000 items). Time grows with items³. So in a
+    large catalogue each item is predicted from 200 others alone; see :mod:`lbdrop.recommend.linear.neighbours`.
 
     Args:
         rate: the drop rate $p$, 0 ≤ p < 1; None learns it from held-out users.
         regularisation: λ; None learns it from held-out users.
         per: "model" learns one rate; "popularity" lets the rate rise or fall with an item's likes; "item" gives every item
             its own, drawn to the others by a prior.
-        max_items: the most popular items of a larger catalogue that are used; None uses all.
+        max_items: items of a catalogue up to which every pair is computed; None decides by the device: 25,000 on a CPU, on a
+            GPU what fits in its memory.
         dtype: precision of the factorisation.
         device: the default is a GPU, if there is one.
     """
@@ -60,7 +66,7 @@ class EDLAE(ItemItem):
         *,
         per: Literal["model", "popularity", "item"] = "model",
         balance: float = 0.5,
-        max_items: int | None = MAX_ITEMS,
+        max_items: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
@@ -80,7 +86,7 @@ class EDLAE(ItemItem):
             check_number("max_items", max_items, integer=True, minimum=1)
         check_number("balance", balance, minimum=0, maximum=1)
         self.balance, self.scale = balance, 1.0
-        self.max_items, self.columns, self.items = max_items, None, 0
+        self.max_items, self.items, self.whole = max_items, 0, True
         self.ridge: LearnedRidge | None = None
         """What was learned; ``None`` where rate and regularisation were given, or restored."""
 
@@ -90,73 +96,83 @@ class EDLAE(ItemItem):
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "EDLAE":
         """Learn from a scipy matrix (users, items); rate and ridge from ``held_out`` users, who then join the others."""
+        if held_out is not None and held_out.scored and self.learns_from_held_out:
+            return self.release(self.begin(matrix, held_out), matrix, held_out)
         gram = self.counted(matrix)
         self.learn(gram, held_out)
-        if held_out is not None:
-            self.release(gram, held_out)
-        return self.solve(gram)
+        return self.solve(gram) if held_out is None else self.release(gram, matrix, held_out)
 
-    def counted(self, matrix: Any) -> Float[Tensor, "some some"]:
-        """The co-occurrences of the items, or of the most popular ones, which are chosen here."""
+    def begin(self, rows: Any, held_out: HeldOut, seconds: float | None = None) -> Any:
+        """Learn without the held-out users being counted, so that they can decide on more; returns the co-occurrences.
+
+        The likelihood wants a smaller λ than the ranking does. So λ is raised as long as NDCG@100 of held-out users rises.
+        ``seconds`` are for what takes longer than this, if anything.
+        """
+        gram = self.counted(rows)
+        self.learn(gram, held_out)
+        self.solve(gram.clone() if self.whole else gram)
+        if self.regularisation is None and self.ridge is not None:
+            users = some_users(held_out, self.device)
+            found = -1.0
+            while (now := float(ndcg_of_each(lambda batch: [self.scores(batch)], users).mean())) > found:
+                found, before = now, (self.ridge, self.state)
+                self.ridge = replace(self.ridge, regularisation=RAISED * self.ridge.regularisation)
+                self.solve(gram.clone() if self.whole else gram)
+            self.ridge, self.state = before
+        return gram
+
+    def counted(self, matrix: Any) -> Any:
+        """The co-occurrences of the items: a tensor of all pairs, or of many items a sparse matrix of those that occur."""
         rows = binary(matrix)
-        self.items, self.columns = rows.shape[1], None
-        if self.max_items is not None and self.items > self.max_items:
-            likes = np.bincount(rows.indices, minlength=self.items)
-            self.columns = np.sort(np.argsort(-likes, kind="stable")[: self.max_items])
-            warnings.warn(
-                f"{self.name}: {self.max_items:,} of {self.items:,} items are used, which have"
-                f" {likes[self.columns].sum() / max(likes.sum(), 1):.0%} of the likes (max_items=None uses all)",
-                stacklevel=3,
-            )
-        check_memory(min(self.items, self.max_items or self.items), self.dtype, self.device)
+        self.items = rows.shape[1]
+        self.whole = self.items <= self.max_items if self.max_items is not None else _fits(self.items, self.device)
+        if self.whole:
+            check_memory(self.items, self.dtype, self.device)
         lengths = np.diff(rows.indptr).clip(min=1)
         self.scale = float(lengths.sum() / (lengths ** (1 - self.balance)).sum())  # so that likes keep their sum
         return self._co_occurrence(rows)
 
-    def _co_occurrence(self, rows: Any) -> Float[Tensor, "some some"]:
+    def _co_occurrence(self, rows: Any) -> Any:
         lengths = np.diff(rows.indptr).clip(min=1)
         weight = None if self.balance == 0 else self.scale * lengths**-self.balance
-        return co_occurrence(self._known(rows), self.device, weight)
+        return co_occurrence(rows, self.device, weight) if self.whole else sparse_co_occurrence(rows, weight)
 
-    def release(self, gram: Float[Tensor, "some some"], held_out: HeldOut) -> None:
-        """Count held-out users too, whose rates are learned."""
+    def release(self, gram: Any, rows: Any, held_out: HeldOut) -> "EDLAE":
+        """Count held-out users too, once rates are learned; ``rows`` are the others."""
         gram += self._co_occurrence(binary(held_out.fold_in + held_out.held_out))
+        return self.solve(gram)
 
-    def _known(self, rows: Any) -> Any:
-        return rows if self.columns is None else rows[:, self.columns]
-
-    def learn(self, gram: Float[Tensor, "items items"], held_out: HeldOut | None) -> "EDLAE":
+    def learn(self, gram: Any, held_out: HeldOut | None) -> "EDLAE":
         """The rates and the ridge for these co-occurrences; nothing to do where both were given."""
         self.ridge = None
         if self.learns_from_held_out:
             if held_out is None or not held_out.scored:
                 warnings.warn(
-                    f"edlae: want held-out users to learn from, got none; the rate is {self._rate:g} and the regularisation"
-                    f" {self._regularisation:g} (pass both to choose them)",
+                    f"{self.name}: want held-out users to learn from, got none; the rate is {self._rate:g} and the"
+                    f" regularisation {self._regularisation:g} (pass both to choose them)",
                     stacklevel=3,
                 )
             else:
-                known = HeldOut(self._known(held_out.fold_in), self._known(held_out.held_out), held_out.users)
-                self.ridge = learn_ridge(gram, known, self.rate, self.regularisation, self.per)
+                self.ridge = learn_ridge(gram, held_out, self.rate, self.regularisation, self.per, self.device)
         return self
 
-    def solve(self, gram: Float[Tensor, "some some"]) -> "EDLAE":
+    def solve(self, gram: Any) -> "EDLAE":
         """The weights for the co-occurrences of :meth:`counted`, which are overwritten."""
-        count = gram.diagonal().clone()
+        count = torch.from_numpy(gram.diagonal()).to(self.device) if not self.whole else gram.diagonal().clone()
         if self.ridge is None:
             odds, ridge = torch.full_like(count, self._rate / (1 - self._rate)), self._regularisation
         else:
             odds, ridge = self.ridge.odds(count), self.ridge.regularisation
-        gram = gram.to(self.dtype)
-        gram.diagonal().add_(odds * count + ridge)
-        weights = invert(gram, f"XᵀX + {ridge:g}·I")
-        weights.div_(-weights.diagonal().clone())
-        weights.diagonal().zero_()
-        self.state = {"weights": weights} | self._rates(odds)
-        if self.columns is not None:
-            columns = torch.from_numpy(self.columns).to(self.device)
-            rates = self.state["rates"].new_zeros(self.items).index_copy(0, columns, self.state["rates"])
-            self.state |= {"columns": columns, "rates": rates}
+        if self.whole:
+            gram = gram.to(self.dtype)
+            gram.diagonal().add_(odds * count + ridge)
+            weights = invert(gram, f"XᵀX + {ridge:g}·I")
+            weights.div_(-weights.diagonal().clone())
+            weights.diagonal().zero_()
+            self.state = {"weights": weights} | self._rates(odds)
+        else:
+            found = neighbour_weights(gram, (odds * count + ridge).cpu().numpy())
+            self.state = {name: each.to(self.device) for name, each in found.items()} | self._rates(odds)
         return self
 
     def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
@@ -189,7 +205,7 @@ class EASE(EDLAE):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(0.0, regularisation, balance=0.0, max_items=None, dtype=dtype, device=device)
+        super().__init__(0.0, regularisation, balance=0.0, max_items=2**31, dtype=dtype, device=device)
 
     def _rates(self, odds: Float[Tensor, "items"]) -> dict[str, Tensor]:
         return {}
@@ -217,6 +233,15 @@ def invert(matrix: Float[Tensor, "n n"], words: str = "the matrix") -> Float[Ten
             f"{words} is not positive definite in {matrix.dtype}; raise the regularisation or pass dtype=torch.float64"
         )
     return inverse
+
+
+def _fits(items: int, device: torch.device) -> bool:
+    """Whether every pair of items is computed."""
+    if device.type != "cuda":
+        return items <= MAX_ITEMS
+    return (
+        4 * items**2 <= torch.cuda.mem_get_info(device)[0] // 5
+    )  # the pairs, a factor, the inverse, a copy for release
 
 
 def check_memory(items: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -50,7 +50,9 @@ def alternate(
     sides = [_sparse(each.indptr, each.indices, None, each.shape, device) for each in (matrix, matrix.T.tocsr())]
     systems = [system(side.crow_indices().diff().float(), side.shape[1]) for side in sides]
     generator = torch.Generator().manual_seed(seed)
-    users, items = (torch.randn(n, factors, generator=generator).div(10 * factors**0.5).to(device) for n in matrix.shape)
+    users, items = (
+        torch.randn(n, factors, generator=generator).div(10 * factors**0.5).to(device) for n in matrix.shape
+    )
     for _ in range(sweeps):
         users = _solve(sides[0], items, systems[0], users, STEPS)
         items = _solve(sides[1], users, systems[1], items, STEPS)
@@ -80,7 +82,9 @@ def _solve(rows: Tensor, vectors: Tensor, system: System, start: Tensor, iterati
     """Conjugate gradients, preconditioned with the part of the systems that all rows share."""
     pull, extra, base, ridge = system
     shared = base * vectors.T @ vectors
-    factor = torch.linalg.cholesky(shared + ridge.mean() * torch.eye(len(shared), dtype=shared.dtype, device=shared.device))
+    factor = torch.linalg.cholesky(
+        shared + ridge.mean() * torch.eye(len(shared), dtype=shared.dtype, device=shared.device)
+    )
     across, weights = vectors.T.contiguous(), extra * rows.values()
 
     def image_of(u: Tensor) -> Tensor:

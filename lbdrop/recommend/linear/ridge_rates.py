@@ -90,23 +90,29 @@ class RidgeScores(torch.autograd.Function):
 
 
 def learn_ridge(
-    gram: Float[Tensor, "items items"],
+    gram: Any,
     held_out: HeldOut,
     rate: float | None,
     regularisation: float | None,
     per: str,
+    device: torch.device | str = "cpu",
 ) -> LearnedRidge:
-    """The ridge with the least held-out loss; what is not None stays as it is."""
-    count = gram.diagonal()
+    """The ridge with the least held-out loss; what is not None stays as it is. ``gram`` is a tensor, or sparse of scipy."""
+    count = gram.diagonal() if isinstance(gram, Tensor) else torch.from_numpy(gram.diagonal()).to(device)
     items = torch.argsort(-count, stable=True)[:MAX_ITEMS].sort().values
-    whole = len(items) == len(gram)
-    part = gram.clone() if whole else gram.index_select(0, items).index_select(1, items)
-    problem = _Problem(part, *_users(held_out, items, gram))
+    if not isinstance(gram, Tensor):
+        some = items.cpu().numpy()
+        part = torch.from_numpy(gram[some][:, some].toarray()).to(device)
+    elif len(items) == len(gram):
+        part = gram.clone()
+    else:
+        part = gram.index_select(0, items).index_select(1, items)
+    problem = _Problem(part, *_users(held_out, items, part))
     parts = {
         "log_odds": None if rate is None else _log_odds(rate),
         "ridge": None if regularisation is None else math.log(regularisation),
         "slope": None if per != "model" else 0.0,
-        "own": None if per == "item" else torch.zeros(len(items), dtype=gram.dtype, device=gram.device),
+        "own": None if per == "item" else torch.zeros(len(items), dtype=part.dtype, device=part.device),
     }
     found, loss = problem.minimise(parts)
     log_odds, slope, ridge = (float(found[name]) for name in ("log_odds", "slope", "ridge"))

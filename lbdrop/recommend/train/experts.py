@@ -1,13 +1,11 @@
 """Fit a product of experts: rates and ridge of the linear model, then the network, then how the two are combined.
 
-Validation users decide everything: the rates and ridge, the network's best epoch, the weight of the linear scores (by NDCG@100,
-because the likelihood is decided by items far down the list), and the temperature by the likelihood. Half of them choose
-a weight that the other half judges; if that is no better than the linear model alone, it alone is kept. Then they are released:
-the linear model is solved with them.
+Validation users decide everything: the rates and ridge, the network's best epoch, the weight of the linear scores by NDCG@100,
+and the temperature by the likelihood. Where they say that the network is no help, the linear model alone is kept. Then they
+are released: the linear model is solved with them.
 """
 
 import copy
-import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -31,11 +29,10 @@ from lbdrop.recommend.train.evaluate import HeldOutRows
 from lbdrop.recommend.train.fit import History
 from lbdrop.recommend.train.fit import fit as fit_network
 from lbdrop.recommend.train.loop import Loop, launch
+from lbdrop.recommend.train.weights import Chosen, best_weight, ndcg_of_each, some_users
 
 __all__ = ["Fitted", "combine", "fit_experts"]
 
-MAX_USERS = 2_000
-"""Validation users that the weights are chosen on; more take longer and tell little more."""
 MIN_EPOCHS = 5
 """A network of fewer epochs adds nothing to the linear model."""
 MOST_WORK = {"cpu": 3e13, "cuda": 3e15}
@@ -79,11 +76,9 @@ def fit_experts(
         training: further arguments of :func:`lbdrop.recommend.train.fit.fit`.
     """
     start = time.perf_counter()
-    gram = linear.counted(rows)
     with warnings.catch_warnings():  # validation users judge the result; nobody asked for a rate
         warnings.filterwarnings("ignore", "edlae: the drop rate ran to the bound")
-        linear.learn(gram, held_out)
-    linear.solve(gram.clone())
+        gram = linear.begin(rows, held_out, None if budget is None else budget / 4)
     solved = time.perf_counter() - start
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -97,53 +92,33 @@ def fit_experts(
         limit = f"a network would take long on so much data ({Product.name!r} or budget= fits one)"
     if epochs < settings.epochs:
         if choose and epochs < MIN_EPOCHS:
-            return Fitted(_released(linear, gram, held_out), None, None, f"the linear model alone: {limit}")
+            return Fitted(linear.release(gram, rows, held_out), None, None, f"the linear model alone: {limit}")
         network.settings = settings = replace(settings, epochs=max(epochs, MIN_EPOCHS))
     history = fit_network(network, rows, held_out, device=linear.device, seed=seed, **training)
     network.eval()
     product = Product(network, linear).to(linear.device)
     product.network = network
-    gain, error = combine(product, held_out)
-    said = f"NDCG@100 {gain:+.4f} ± {error:.4f} on validation users beside the linear model alone"
-    _released(linear, gram, held_out)
-    if choose and gain <= 0:
+    found = combine(product, held_out)
+    said = f"NDCG@100 {found.gain:+.4f} ± {found.error:.4f} on validation users beside the linear model alone"
+    linear.release(gram, rows, held_out)
+    if choose and found.gain <= 0:
         return Fitted(linear, None, None, f"the linear model alone; with a network {said}")
     return Fitted(product, settings, history, f"the linear model and a network together: {said}")
 
 
-def combine(product: Product, held_out: HeldOut) -> tuple[float, float]:
-    """Set the product's weights; return its gain over the linear model alone, each half judged by the other's weight."""
-    some = np.flatnonzero(np.diff(held_out.held_out.indptr))
-    some = np.sort(np.random.default_rng(0).permutation(some)[:MAX_USERS])
-    users = HeldOutRows.on(
-        HeldOut(held_out.fold_in[some], held_out.held_out[some], held_out.users), product.weights.device
-    )
-    *tried, linear = _ndcg(product, users)
-    found = torch.stack(tried)
-    # Neighbours in the grid have nearly the same ranking; their mean has less of the chance of few users.
-    smooth = torch.stack([found[0], *(found[max(i - 1, 1) : i + 2].mean(0) for i in range(1, len(found)))])
-    odd = torch.arange(len(some), device=found.device) % 2 == 1
-    by_odd, by_even = (int(smooth[:, half].mean(1).argmax()) for half in (odd, ~odd))
-    gain = (torch.where(odd, found[by_even], found[by_odd]) - linear).double()
-    product.weights[0] = float(GRID[int(smooth.mean(1).argmax())])
-    product.weights[1:] = _temperature(product, users)
-    return float(gain.mean()), float(gain.std() / math.sqrt(len(some)))
+def combine(product: Product, held_out: HeldOut) -> Chosen:
+    """Set the product's weights; return what it gains over the linear model alone."""
+    users = some_users(held_out, product.weights.device)
 
-
-@torch.no_grad()
-def _ndcg(product: Product, users: HeldOutRows) -> list[Float[Tensor, "users"]]:
-    """Of every user, for each weight of the grid and for the linear model alone."""
-    found: list[list[Tensor]] = []
-    size = users_at_once(users.fold_in.items, 500)
-    for batch, target in zip(*(each.batches(size, shuffle=False) for each in users), strict=True):
+    def weighed(batch: Batch) -> list[Tensor]:
         network, linear = product.network.plain_scores(batch), product.linear.scores(batch)
-        relevant = ranking.which_items(target.user, target.item, network.shape)
+        return [*(network + float(t) * linear for t in GRID), linear]
 
-        def measured(scores: Tensor, batch: Batch = batch, relevant: Tensor = relevant) -> Tensor:
-            return ranking.ndcg_at_k(ranking.top_items(scores.float(), (batch.user, batch.item), 100), relevant, 100)
-
-        found.append([*(measured(network + float(t) * linear) for t in GRID), measured(linear)])
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+    found = ndcg_of_each(weighed, users)
+    chosen = best_weight(found[:-1], found[-1])
+    product.weights[0] = float(GRID[chosen.index])
+    product.weights[1:] = _temperature(product, users)
+    return chosen
 
 
 def _temperature(product: Product, users: HeldOutRows) -> Float[Tensor, "2"]:
@@ -166,12 +141,6 @@ def _temperature(product: Product, users: HeldOutRows) -> Float[Tensor, "2"]:
     bounds = [(start[0] - 1, start[0] + 1), (-2, 2)]
     level, slope = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}).x
     return torch.tensor([level - typical * slope, slope], dtype=torch.float32, device=batch.device)
-
-
-def _released(linear: EDLAE, gram: Tensor, held_out: HeldOut) -> EDLAE:
-    """The linear model with the validation users too."""
-    linear.release(gram, held_out)
-    return linear.solve(gram)
 
 
 def _work_per_epoch(network: VAE, rows: Any) -> float:

@@ -15,6 +15,7 @@ from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.train import experts
 from lbdrop.recommend.train.evaluate import evaluate
 from lbdrop.recommend.train.experts import combine, fit_experts
+from lbdrop.recommend.train.weights import Chosen
 
 SMALL = replace(EXPERT_SETTINGS, hidden=16, latent=8, batch=25, epochs=6)
 FIT = {"seed": 0, "progress": False}
@@ -35,9 +36,8 @@ def test_validation_users_are_released_to_the_linear_model(split: Split, fitted:
     linear = fitted.model.linear
     whole = EDLAE(device="cpu")
     whole.ridge = linear.ridge
-    gram = whole.counted(split.train.rows)
-    whole.release(gram, split.validation)
-    torch.testing.assert_close(linear.state["weights"], whole.solve(gram).state["weights"])
+    whole.release(whole.counted(split.train.rows), split.train.rows, split.validation)
+    torch.testing.assert_close(linear.state["weights"], whole.state["weights"])
 
 
 def test_weight_of_the_linear_model_is_the_best_of_the_grid(split: Split, fitted: experts.Fitted) -> None:
@@ -75,7 +75,7 @@ def test_temperature_has_the_best_likelihood(split: Split, fitted: experts.Fitte
 def test_linear_model_alone_is_kept_where_the_network_does_not_help_unless_asked_for(
     split: Split, monkeypatch: pytest.MonkeyPatch, choose: bool, kept: type
 ) -> None:
-    monkeypatch.setattr(experts, "combine", lambda product, held_out: (-0.002, 0.004))
+    monkeypatch.setattr(experts, "combine", lambda product, held_out: Chosen(3, -0.002, 0.004))
     short = replace(SMALL, epochs=1)
     found = fit_experts(split.train.rows, split.validation, EDLAE(device="cpu"), short, choose=choose, **FIT)
     assert isinstance(found.model, kept)
@@ -102,7 +102,7 @@ def test_much_data_get_fewer_epochs_or_no_network(
     split: Split, monkeypatch: pytest.MonkeyPatch, epochs: float, kept: type
 ) -> None:
     monkeypatch.setattr(experts, "_work_per_epoch", lambda *args: experts.MOST_WORK["cpu"] / epochs)
-    monkeypatch.setattr(experts, "combine", lambda product, held_out: (0.01, 0.001))
+    monkeypatch.setattr(experts, "combine", lambda product, held_out: Chosen(3, 0.01, 0.001))
     long = replace(SMALL, epochs=50)
     found = fit_experts(split.train.rows, split.validation, EDLAE(device="cpu"), long, choose=True, **FIT)
     assert isinstance(found.model, kept)
@@ -121,25 +121,3 @@ def test_time_of_an_epoch_is_measured_without_training(split: Split) -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     assert experts._seconds_per_epoch(network, split.train.rows, SMALL, torch.device("cpu"), 0) > 0
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-
-
-def test_large_catalogue_uses_the_most_popular_items(split: Split) -> None:
-    with pytest.warns(UserWarning, match="15 of 40 items are used, which have"):
-        model = EDLAE(0.5, 10.0, max_items=15, device="cpu").fit(split.train.rows)
-    likes = np.bincount(split.train.rows.indices, minlength=40)
-    assert set(model.state["columns"].tolist()) == set(np.argsort(-likes, kind="stable")[:15].tolist())
-    part = EDLAE(0.5, 10.0, device="cpu").fit(split.train.rows[:, model.state["columns"].numpy()])
-    torch.testing.assert_close(model.state["weights"], part.state["weights"])
-    report = evaluate(model, split.test, device="cpu")
-    assert report.mean["ndcg@100"] > 0.2
-
-
-def test_scores_of_items_left_out_are_zero(split: Split) -> None:
-    from lbdrop.recommend.data.rows import Rows
-
-    with pytest.warns(UserWarning, match="are used"):
-        model = EDLAE(0.5, 10.0, max_items=15, device="cpu").fit(split.train.rows)
-    scores = model.scores(Rows.from_csr(split.test.fold_in).batch(range(9)))
-    out = [i for i in range(40) if i not in model.state["columns"].tolist()]
-    assert not scores[:, out].any()
-    assert scores[:, model.state["columns"]].any()
