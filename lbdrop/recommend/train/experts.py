@@ -101,7 +101,7 @@ def fit_experts(
     found = combine(product, held_out)
     said = f"NDCG@100 {found.gain:+.4f} ± {found.error:.4f} on validation users beside the linear model alone"
     linear.release(gram, rows, held_out)
-    if choose and found.gain <= 0:
+    if choose and found.gain <= found.error:  # less may be chance, and is not worth the time of a network
         return Fitted(linear, None, None, f"the linear model alone; with a network {said}")
     return Fitted(product, settings, history, f"the linear model and a network together: {said}")
 
