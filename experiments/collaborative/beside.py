@@ -220,27 +220,33 @@ class Race:
         return Contestant(model.scores, facts, seconds())
 
     def learned(self) -> Contestant:
-        """The default's network alone; the linear models where it has none."""
-        if self.network is None:
-            return self.blend()
-        return Contestant(self.network.plain_scores, {}, 0.0)
+        """The default's network alone, fitted here where the default has none."""
+        if self.network is not None:
+            return Contestant(self.network.plain_scores, {}, 0.0)
+        with timed() as seconds:
+            model, _ = self._network(self.settings)
+        return Contestant(model.plain_scores, {"keep": float(model.keep)}, seconds())
 
     def fixed(self) -> Contestant:
         """The default's network alone with each rate of a grid."""
-        best, tried, start = None, {}, time.perf_counter()
-        for rate in RATES:
-            s = replace(self.settings, dropout="fixed", rate=rate, mask_kl=0.0, samples=0)
-            torch.manual_seed(self.seed)
-            model = VAE(size(self.split.train.rows)[1], s)
-            history = fit_network(
-                model, self.split.train.rows, self.validation, s, device=self.device, seed=self.seed, patience=10,
-                progress=False,
-            )  # fmt: skip
-            tried[str(rate)] = history.best_measure
-            if best is None or history.best_measure >= max(tried.values()):
-                best = model.eval()
+        best, tried = None, {}
+        with timed() as seconds:
+            for rate in RATES:
+                fixed = replace(self.settings, dropout="fixed", rate=rate, mask_kl=0.0, samples=0)
+                model, tried[str(rate)] = self._network(fixed)
+                if tried[str(rate)] >= max(tried.values()):
+                    best = model
         assert best is not None
-        return Contestant(best.plain_scores, {"validation": tried}, time.perf_counter() - start)
+        return Contestant(best.plain_scores, {"validation": tried}, seconds())
+
+    def _network(self, settings: Settings) -> tuple[VAE, float | None]:
+        torch.manual_seed(self.seed)
+        model = VAE(size(self.split.train.rows)[1], settings)
+        history = fit_network(
+            model, self.split.train.rows, self.validation, settings, device=self.device, seed=self.seed, patience=10,
+            progress=False,
+        )  # fmt: skip
+        return model.eval(), history.best_measure
 
     def _of_grid(self, made: list[Callable[..., Linear]]) -> Contestant:
         tried = [

@@ -60,22 +60,20 @@ def fit_model(
             network = VAE(len(data.items), settings, users=len(trained.users))
         history = fit_network(network, trained.rows, held, device=device, seed=seed, **training)
         return FittedModel(network, choice, settings, history)
-    alone = choose_method("blend", None, {})
     if held is None and choice.method != AUTO:
         raise DropoutError(
             f"{EXPERTS}: want validation users with five items, who decide how both are combined, got none; choose another"
             ' method, such as "edlae" or dropout="learned"'
         )
     if held is None:
-        usual = Blend(USUAL_RATE, USUAL_RIDGE, device=device).fit(data.rows)
-        return FittedModel(
-            _contiguous(usual), alone, reason="the linear model alone: no validation users to decide on more"
-        )
+        usual = EDLAE(USUAL_RATE, USUAL_RIDGE, device=device).fit(data.rows)
+        reason = "the linear model alone: no validation users to decide on more"
+        return FittedModel(_contiguous(usual), choose_method("edlae", None, {}), reason=reason)
     found = fit_experts(
         trained.rows, held, Blend(device=device), settings, seed=seed, choose=choice.method == AUTO, budget=budget, **training
     )  # fmt: skip
     if isinstance(found.model, EDLAE):
-        return FittedModel(_contiguous(found.model), alone, reason=found.reason)
+        return FittedModel(_contiguous(found.model), choose_method("blend", None, {}), reason=found.reason)
     _contiguous(found.model.linear)
     both = MethodChoice(EXPERTS, found.settings, {}, choice.explicit)
     return FittedModel(found.model, both, found.settings, found.history, found.reason)

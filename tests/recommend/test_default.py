@@ -48,7 +48,7 @@ def test_choice_is_said_in_one_line(shop: Shop, capsys: pytest.CaptureFixture[st
 
 def test_without_validation_users_the_linear_model_is_used(shop: Shop) -> None:
     model = Recommender(validation=0, progress=False).fit(shop.interactions)
-    assert model.choice.method == "blend"
+    assert model.choice.method == "edlae"
     assert "no validation users" in (model.reason_ or "")
 
 
@@ -57,7 +57,7 @@ def test_tiny_data_get_the_linear_model() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = Recommender(progress=False).fit(frame)
-    assert model.choice.method == "blend"
+    assert model.choice.method == "edlae"
     assert len(model.recommend([1], k=1)) == 1
 
 

@@ -111,7 +111,7 @@ class ItemItem(Linear):
                 n,
                 items,
                 none,
-                none.float(),
+                torch.ones(n, device=indices.device),
                 torch.arange(n, device=indices.device),
                 none,
             )

@@ -7,6 +7,7 @@ of pairs that nobody has. Both are scaled as probabilities of a like are, so one
 share are the best for NDCG@100 of validation users; the share is 0 where iALS does not help them.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,10 @@ class Blend(EDLAE):
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "Blend":
         if held_out is None or not held_out.scored:
+            warnings.warn(
+                "blend: want held-out users to choose the share of iALS, got none; EDLAE is alone (method 'edlae' is it)",
+                stacklevel=3,
+            )
             super().fit(matrix, held_out)
         else:
             self.release(self.begin(matrix, held_out), matrix, held_out)
@@ -67,8 +72,8 @@ class Blend(EDLAE):
             found = torch.cat([self._judged(*each, ridges) for each in self._parts(rows, held_out)], 2)
             ridge = int(found.mean((1, 2)).argmax())
             chosen = best_weight(found[ridge], found[ridge, 0])
-            if chosen.gain > 0 and chosen.index:
-                self._add(self._factorised(rows, ridges[ridge]), SHARES[chosen.index])
+            if chosen.gain > 0 and chosen.place:
+                self._add(self._factorised(rows, ridges[ridge]), SHARES[chosen.place])
         return gram
 
     def _parts(self, rows: Any, held_out: HeldOut) -> Iterator[tuple[EDLAE, Any, HeldOut]]:

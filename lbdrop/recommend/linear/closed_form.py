@@ -111,14 +111,16 @@ class EDLAE(ItemItem):
         gram = self.counted(rows)
         self.learn(gram, held_out)
         self.solve(gram.clone() if self.whole else gram)
-        if self.regularisation is None and self.ridge is not None:
-            users = some_users(held_out, self.device)
-            found = -1.0
-            while (now := float(ndcg_of_each(lambda batch: [self.scores(batch)], users).mean())) > found:
-                found, before = now, (self.ridge, self.state)
-                self.ridge = replace(self.ridge, regularisation=RAISED * self.ridge.regularisation)
-                self.solve(gram.clone() if self.whole else gram)
-            self.ridge, self.state = before
+        users = some_users(held_out, self.device)
+        best, ridge, state = -1.0, self.ridge, self.state
+        while self.regularisation is None and ridge is not None:
+            now = float(ndcg_of_each(lambda batch: [self.scores(batch)], users).mean())
+            if now <= best:
+                self.ridge, self.state = ridge, state
+                break
+            best, ridge, state = now, self.ridge or ridge, self.state
+            self.ridge = replace(ridge, regularisation=RAISED * ridge.regularisation)
+            self.solve(gram.clone() if self.whole else gram)
         return gram
 
     def counted(self, matrix: Any) -> Any:
@@ -145,7 +147,7 @@ class EDLAE(ItemItem):
     def learn(self, gram: Any, held_out: HeldOut | None) -> "EDLAE":
         """The rates and the ridge for these co-occurrences; nothing to do where both were given."""
         self.ridge = None
-        if self.learns_from_held_out:
+        if self.rate is None or self.regularisation is None:
             if held_out is None or not held_out.scored:
                 warnings.warn(
                     f"{self.name}: want held-out users to learn from, got none; the rate is {self._rate:g} and the"

@@ -32,13 +32,13 @@ AT_ONCE = 256
 
 def sparse_co_occurrence(rows: Any, weight: Float[np.ndarray, "users"] | None, seed: int = 0) -> csr_array:
     """XᵀWX; of too many pairs, those of a random part of the longest histories."""
-    lengths = np.diff(rows.indptr)
+    lengths, starts = np.diff(rows.indptr), rows.indptr[:-1]
     if (lengths.astype(np.int64) ** 2).sum() > MAX_PAIRS:
         longest = next(n for n in range(int(lengths.max()), 0, -1) if (np.minimum(lengths, n) ** 2).sum() <= MAX_PAIRS)
         place = np.random.default_rng(seed).random(rows.nnz)
         user = np.repeat(np.arange(len(lengths)), lengths)
         order = np.lexsort((place, user))
-        kept = order[np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], lengths) < longest]
+        kept = order[np.arange(rows.nnz) - np.repeat(starts, lengths) < longest]
         rows = csr_array((rows.data[kept], (user[kept], rows.indices[kept])), shape=rows.shape)
     weighted = rows if weight is None else rows.multiply(weight[:, None].astype(np.float32)).tocsr()
     return csr_array(rows.T @ weighted)

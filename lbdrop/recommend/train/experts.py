@@ -116,7 +116,7 @@ def combine(product: Product, held_out: HeldOut) -> Chosen:
 
     found = ndcg_of_each(weighed, users)
     chosen = best_weight(found[:-1], found[-1])
-    product.weights[0] = float(GRID[chosen.index])
+    product.weights[0] = float(GRID[chosen.place])
     product.weights[1:] = _temperature(product, users)
     return chosen
 

@@ -27,7 +27,7 @@ MAX_USERS = 2_000
 class Chosen(NamedTuple):
     """A weight of the grid."""
 
-    index: int
+    place: int
     gain: float
     """NDCG@100 beside the expert that was there before, on users who did not choose the weight."""
     error: float

@@ -155,6 +155,7 @@ def test_baselines_ignore_weights(matrix: csr_array) -> None:
     assert EASE(device="cpu").fit(weighted).state["weights"].equal(EASE(device="cpu").fit(matrix).state["weights"])
 
 
+@pytest.mark.filterwarnings("ignore:blend. want held-out users")
 @pytest.mark.parametrize("name", sorted(LINEAR))
 def test_restored_baseline_has_the_same_scores(name: str, matrix: csr_array) -> None:
     given = {"wmf": {"factors": 4}, "ials": {"factors": 4}, "edlae": {"rate": 0.3, "regularisation": 9.0}}
