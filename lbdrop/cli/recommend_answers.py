@@ -98,15 +98,15 @@ def methods() -> None:
     from lbdrop.recommend.model.settings import METHODS
 
     shown = table("method", "dropout", "what it is")
-    shown.add_row("auto", "learned", "The default: experts, or edlae where a network does not help validation users.")
-    shown.add_row("experts", "learned", "A linear model (edlae) and a network as a product of experts.")
+    shown.add_row("auto", "learned", "The default: experts, or blend where a network does not help validation users.")
+    shown.add_row("experts", "learned", "A linear model (blend) and a network as a product of experts.")
     for name, s in METHODS.items():
         kind = f"{'VAE' if s.variational else 'denoising autoencoder'}, {s.encoder} encoder, {s.prior} prior"
         per = f", a rate per {s.per}" if s.learns_rates else ""
         shown.add_row(name, s.dropout + per, kind if s.variational else kind.rpartition(",")[0])
     for name, method in LINEAR.items():
         summary = (method.__doc__ or "").partition("\n")[0]
-        shown.add_row(name, "none" if name != "edlae" else "learned, by held-out users", summary)
+        shown.add_row(name, "none" if name not in ("edlae", "blend") else "learned, by held-out users", summary)
     Console(highlight=False).print(shown)
 
 

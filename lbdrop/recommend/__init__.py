@@ -15,6 +15,7 @@ try:
     from lbdrop.recommend.linear.methods import IALS as IALS
     from lbdrop.recommend.linear.methods import SLIM as SLIM
     from lbdrop.recommend.linear.methods import WMF as WMF
+    from lbdrop.recommend.linear.methods import Blend as Blend
     from lbdrop.recommend.linear.methods import Popularity as Popularity
     from lbdrop.recommend.model.settings import METHODS as METHODS
     from lbdrop.recommend.model.settings import Settings as Settings

@@ -67,7 +67,7 @@ class Recommender:
 
     Args:
         method: by default a linear model and a network, both with learned dropout, as a product of experts ("experts"), or the
-            linear model alone ("edlae") where the network does not help validation users; ``reason_`` says in one line which,
+            linear model alone ("blend") where the network does not help validation users; ``reason_`` says in one line which,
             and why. Or one of these two; or a name of :data:`~lbdrop.recommend.model.settings.METHODS` ("sivae-lbd", "recvae",
             …) or of another linear method ("ease", "slim", "wmf", "ials", "popularity"); or whole :class:`Settings`.
         dropout: an autoencoder with "learned", "fixed", "none", "concrete" or "gaussian" dropout. With a method, this replaces
@@ -75,11 +75,11 @@ class Recommender:
             KL and samples, unless the method or the call sets them.
         at_least: the smallest weight of a like; without it every positive weight is a like.
         validation: users held out to choose the best epoch and when to stop: a share, of at most 10,000 users, or a number.
-            With 0 all epochs are trained. "edlae" learns its rates from them, and then its weights from all users.
+            With 0 all epochs are trained. Linear models learn rates from them, and then their weights from all users.
         patience: epochs without a better validation NDCG@100 before training stops; ``None`` trains all epochs.
         budget: seconds that the default, or "experts", may take: the network gets as many epochs as fit in, or is left out.
-        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM and
-            iALS in several threads only to about 3e-4 and 1e-5, see :mod:`lbdrop.recommend.linear.methods`.
+        seed: draws weights, order, masks and the validation users. The same seed gives the same model on a CPU; SLIM
+            in several threads only to about 3e-4, see :mod:`lbdrop.recommend.linear.methods`.
         device: a GPU if there is one.
         progress: show a bar.
         settings: any field of :class:`Settings`, or an argument of the linear method: ``hidden=200``,

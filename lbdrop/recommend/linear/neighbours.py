@@ -45,13 +45,13 @@ def sparse_co_occurrence(rows: Any, weight: Float[np.ndarray, "users"] | None, s
 
 
 def neighbour_weights(
-    gram: csr_array, ridge: Float[np.ndarray, "items"], neighbours: int = MAX_NEIGHBOURS
+    gram: Any, ridge: Float[np.ndarray, "items"], neighbours: int = MAX_NEIGHBOURS
 ) -> dict[str, Tensor]:
     """B by its rows: where each item's weights start, whose score they count for, and the weights."""
     own = gram.diagonal() + ridge
     sources, targets, values = [], [], []
-    for first in range(0, gram.shape[0], AT_ONCE):
-        chosen = [_neighbours(gram, own, j, neighbours) for j in range(first, min(first + AT_ONCE, gram.shape[0]))]
+    for first in range(0, len(own), AT_ONCE):
+        chosen = [_neighbours(gram, own, j, neighbours) for j in range(first, min(first + AT_ONCE, len(own)))]
         widest = max(1, max(len(some) for some in chosen))
         matrix, right = (
             np.tile(np.eye(widest, dtype=np.float32), (len(chosen), 1, 1)),
@@ -77,7 +77,7 @@ def neighbour_weights(
     }
 
 
-def _neighbours(gram: csr_array, own: np.ndarray, item: int, most: int) -> Int64[np.ndarray, "n"]:
+def _neighbours(gram: Any, own: np.ndarray, item: int, most: int) -> Int64[np.ndarray, "n"]:
     part = slice(gram.indptr[item], gram.indptr[item + 1])
     others, pairs = gram.indices[part].astype(np.int64), gram.data[part]
     value = np.where(others == item, 0.0, pairs**2 / own[others])
