@@ -356,7 +356,7 @@ class Recommender:
         Args:
             held_out: a :class:`HeldOut` on this model's items; or a dataframe or :class:`Interactions`. For users of
                 :meth:`fit` the held-out items are those they did not have then; of other users with five items a fifth is
-                held out.
+                held out: the newest if there is a column ``datetime``, any otherwise.
             samples: masks to average; the default is the method's.
             measures: ``recall`` and ``ndcg``, tuples of k.
         """

@@ -12,7 +12,7 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend.answer.tables import column_names, id_series, is_frame, library_of
 from lbdrop.recommend.data.frames import Indices, positions, same_kind
 from lbdrop.recommend.data.interactions import Interactions
-from lbdrop.recommend.data.splits import HeldOut, fold_in
+from lbdrop.recommend.data.splits import HeldOut, fold_in, fold_in_by_time
 
 __all__ = ["FittedIds", "Query", "SelectedUsers", "binarised"]
 
@@ -92,14 +92,16 @@ class FittedIds(NamedTuple):
         return np.asarray(indices, dtype=np.int64), library
 
     def held_out(self, frame: Any, seed: int) -> tuple[HeldOut, int]:
-        """Fitted users with the items they did not have in fit; new users with a fifth of their items held out.
+        """Fitted users with the items they did not have in fit; new users with a fifth of their items held out, the newest if
+        there is a column ``datetime``.
 
         Also the number of rows of items that the model does not have.
 
         If ids are text here and numbers in fit, or the other way round, all users are new.
         """
         data = self.encode(frame)
-        new = fold_in(data, seed)
+        dated = is_frame(frame) and "datetime" in column_names(frame)
+        new = fold_in_by_time(data, frame, "datetime") if dated else fold_in(data, seed)
         indices = self._rows_of(data.users)
         if self.interactions is None or (indices < 0).all():
             return new, data.unknown

@@ -21,10 +21,10 @@ import polars as pl
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.data.frames import column_of
+from lbdrop.recommend.data.frames import column_of, positions, read_columns
 from lbdrop.recommend.data.interactions import Interactions
 
-__all__ = ["SEED", "HeldOut", "Split", "fold_in", "hidden_fifth", "split_by_time", "split_users"]
+__all__ = ["SEED", "HeldOut", "Split", "fold_in", "fold_in_by_time", "hidden_fifth", "split_by_time", "split_users"]
 
 SEED = 98765
 HELD_OUT_SHARE = 0.2
@@ -136,13 +136,34 @@ def fold_in(interactions: Interactions, seed: int = SEED) -> HeldOut:
     return hidden_fifth(interactions.rows, interactions.users, seed)
 
 
-def hidden_fifth(rows: csr_array, users: Any = None, seed: int = SEED) -> HeldOut:
-    """As :func:`fold_in`, for rows without ids."""
+def fold_in_by_time(interactions: Interactions, frame: Any, time: str) -> HeldOut:
+    """As :func:`fold_in`, but the newest fifth is held out: what a user did last is to be found from what was before."""
+    table = read_columns(frame, "user_id", "item_id", None).with_columns(when=column_of(frame, time).rank("ordinal"))
+    first = table.group_by("user_id", "item_id").agg(pl.col("when").min())  # a pair counts from when it came
+    rows, columns = (
+        positions(first["user_id"], interactions.users, "user_id"),
+        positions(first["item_id"], interactions.items, "item_id"),
+    )
+    known = (rows >= 0) & (columns >= 0)
+    when = csr_array(
+        (first["when"].to_numpy()[known].astype(float), (rows[known], columns[known])), shape=interactions.rows.shape
+    )
+    when = when.multiply(interactions.rows != 0).tocsr()  # of likes alone, in their order
+    when.sort_indices()
+    return hidden_fifth(interactions.rows, interactions.users, when=when.data)
+
+
+def hidden_fifth(rows: csr_array, users: Any = None, seed: int = SEED, *, when: np.ndarray | None = None) -> HeldOut:
+    """As :func:`fold_in`, for rows without ids; with the times of the entries, the newest."""
     random = np.random.RandomState(seed)
     out = np.zeros(rows.nnz, bool)
     for start, end in zip(rows.indptr[:-1].tolist(), rows.indptr[1:].tolist(), strict=True):
         if (n := end - start) >= MIN_ITEMS:
-            out[start + random.choice(n, int(HELD_OUT_SHARE * n), replace=False)] = True
+            count = int(HELD_OUT_SHARE * n)
+            chosen = (
+                random.choice(n, count, replace=False) if when is None else np.argsort(when[start:end])[n - count :]
+            )
+            out[start + chosen] = True
     return HeldOut(_masked(rows, ~out), _masked(rows, out), users)
 
 

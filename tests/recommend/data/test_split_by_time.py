@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
-from lbdrop.recommend import Recommender, split_by_time
+from lbdrop.recommend import Interactions, Recommender, split_by_time
+from lbdrop.recommend.data.shop import generate_shop
+from lbdrop.recommend.data.splits import fold_in_by_time
 
 DAYS = pl.date_range(date(2020, 1, 1), date(2020, 1, 10), eager=True)
 ROWS = pl.DataFrame({"user_id": range(10), "item_id": list("abcdefghij"), "day": DAYS})
@@ -114,3 +116,30 @@ def test_command_fits_before_a_moment_and_evaluates_after(tmp_path: Path) -> Non
         (("--after", 1), "want the column 'datetime'"),
     ):
         assert words in call("evaluate", model, path, *wrong).stderr
+
+
+def test_newest_fifth_of_new_users_is_hidden_and_ratings_below_a_like_are_not_counted() -> None:
+    rows = pl.DataFrame(
+        {
+            "user_id": ["new"] * 8,
+            "item_id": list("dbcaefgd"),
+            "weight": [5, 5, 5, 5, 5, 5, 1, 5],
+            "datetime": [5, 2, 9, 1, 4, 3, 99, 100],  # d comes again at the end, and counts from when it came first
+        }
+    )
+    known = Interactions.from_frame(rows, at_least=4)
+    held = fold_in_by_time(known, rows, "datetime")
+    assert known.items.gather(held.held_out.indices).to_list() == ["c"]
+    assert known.items.gather(held.fold_in.indices).to_list() == list("abdef")
+
+
+def test_evaluation_of_new_users_hides_by_time() -> None:
+    likes = generate_shop(users=200, items=30, groups=3).interactions
+    model = Recommender("popularity").fit(likes)
+    order = pl.Series(range(len(likes))).shuffle(seed=3)
+    later = likes.with_columns(pl.col("user_id") + 1_000, datetime=order)
+    held, _ = model.fitted_ids().held_out(later, 0)
+    for row, user in enumerate(held.users.to_list()):
+        hidden = set(model.items_.gather(held.held_out[[row]].indices))
+        mine = later.filter(pl.col("user_id") == user).sort("datetime")["item_id"].to_list()
+        assert hidden == set(mine[len(mine) - len(mine) // 5 :] if len(mine) >= 5 else [])
