@@ -18,11 +18,11 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- beside -->", "<!-- end of beside -->"
 TITLES = {
     "ml-1m": "MovieLens-1M", "ml-100k": "MovieLens-100K", "shop": "the demo's shop", "netflix-sample": "sample of Netflix",
-    "netflix": "Netflix", "gowalla": "Gowalla",
+    "netflix": "Netflix", "gowalla": "Gowalla", "gowalla-lightgcn": "Gowalla, LightGCN's split",
 }  # fmt: skip
 COLUMNS = {
-    "default": "`Recommender()`", "edlae": "EDLAE, learned", "ease": "EASE", "ials": "iALS",
-    "learned": "its network alone", "fixed": "the network, best fixed rate",
+    "default": "`Recommender()`", "blend": "without its network", "edlae": "EDLAE, learned", "ease": "EASE", "ials": "iALS",
+    "learned": "its network alone", "fixed": "the network, best fixed rate", "edlae_fixed": "EDLAE, best fixed rate",
 }  # fmt: skip
 
 Record = Mapping[str, Any]
@@ -40,7 +40,8 @@ def table(records: Sequence[Record]) -> str:
     """Two tables in Markdown: NDCG@100 and seconds of each contestant, and what the default has more than each."""
     head = ["data", "seeds", *COLUMNS.values(), "seconds: default, EASE"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    more = ["data", *(f"minus {COLUMNS[name]}" for name in list(COLUMNS)[1:5])]
+    rivals = list(COLUMNS)[1:6]
+    more = ["data", *(f"minus {COLUMNS[name]}" for name in rivals)]
     below = ["| " + " | ".join(more) + " |", "|---" * len(more) + "|"]
     for name, title in TITLES.items():
         runs = [each for each in records if each["dataset"] == name]
@@ -48,8 +49,21 @@ def table(records: Sequence[Record]) -> str:
             continue
         cells = [title, str(len(runs)), *(_measure(runs, each) for each in COLUMNS)]
         lines.append("| " + " | ".join([*cells, f"{_seconds(runs, 'default')}, {_seconds(runs, 'ease')}"]) + " |")
-        below.append("| " + " | ".join([title, *(_difference(runs, each) for each in list(COLUMNS)[1:5])]) + " |")
-    return "\n".join([*lines, "", *below])
+        below.append("| " + " | ".join([title, *(_difference(runs, each) for each in rivals)]) + " |")
+    return "\n".join([*lines, "", *below, "", *_parts(records)])
+
+
+def _parts(records: Sequence[Record]) -> list[str]:
+    """What learned dropout has more than the best fixed rate of a grid, in each part."""
+    lines = ["| data | EDLAE: learned minus fixed | network: learned minus fixed |", "|---|---|---|"]
+    for name, title in TITLES.items():
+        runs = [
+            each["learned_minus_fixed"] for each in records if each["dataset"] == name and each["learned_minus_fixed"]
+        ]
+        cells = [_pooled([each[part] for each in runs if part in each]) for part in ("linear", "network")]
+        if any(cell != "–" for cell in cells):
+            lines.append("| " + " | ".join([title, *cells]) + " |")
+    return lines
 
 
 def filled(text: str, records: Sequence[Record]) -> str:
@@ -79,7 +93,11 @@ def _seconds(runs: Sequence[Record], name: str) -> str:
 
 def _difference(runs: Sequence[Record], name: str) -> str:
     parts = [each["default_minus"][name] for each in runs if name in each["default_minus"]]
-    if len(parts) < len(runs):
+    return _pooled(parts) if len(parts) == len(runs) else "–"
+
+
+def _pooled(parts: Sequence[Mapping[str, float]]) -> str:
+    if not parts:
         return "–"
     mean, error, p = pooled(parts)
     return f"{mean:+.4f} ± {error:.4f} (p {p:.1g})"

@@ -16,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
+from lbdrop.recommend.answer.diversity import diverse_items
 from lbdrop.recommend.answer.new_items import extended
 from lbdrop.recommend.answer.scoring import Scored, popularity_scores
 from lbdrop.recommend.linear.methods import Popularity
 from lbdrop.recommend.recommender import Recommender
-from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
+from lbdrop.serve.batch_scoring import EMPTY_HISTORY, BatchScorer, ItemIndices, padding_rows
 
 __all__ = ["HistoryQuery", "InferenceEngine", "Result", "SimilarQuery"]
 
@@ -35,6 +36,10 @@ class HistoryQuery:
     filter_viewed: bool = True
     allowed: ItemIndices | None = None
     """Items to choose the best from; all if ``None``."""
+    excluded: ItemIndices = EMPTY_HISTORY
+    """Items never to recommend."""
+    diversity: float = 0.0
+    """From 0, the best scores, to 1, the items least alike."""
     targets: ItemIndices | None = None
     """Given items, instead of the best ones."""
     reasons: bool = False
@@ -114,11 +119,12 @@ class InferenceEngine:
         hidden = np.zeros(scores.shape, bool)
         by_length: dict[int, list[int]] = defaultdict(list)
         for place, query in enumerate(queries):
-            if query.targets is None:
+            if query.targets is None and not query.diversity:
                 by_length[query.k].append(place)
             if query.allowed is not None:
                 hidden[place] = True
                 hidden[place, query.allowed] = False
+            hidden[place, query.excluded] = True
             if query.filter_viewed:
                 hidden[place, query.history] = True
         seen, chosen = torch.from_numpy(hidden).to(scores.device), {}
@@ -126,6 +132,13 @@ class InferenceEngine:
         for k, places in by_length.items():
             best = top_items(scores[places], seen[places], k)
             chosen |= {place: row[row >= 0] for place, row in zip(places, best, strict=True)}
+        for place, query in enumerate(queries):
+            if (
+                query.targets is None and query.diversity
+            ):  # alone, so that other queries do not change how sums are rounded
+                one = slice(place, place + 1)
+                row = diverse_items(self.model, scores[one], seen[one], query.k, query.diversity, self.scorer.items)[0]
+                chosen[place] = row[row >= 0]
         return [
             chosen[place] if query.targets is None else torch.from_numpy(query.targets).to(scores.device)
             for place, query in enumerate(queries)

@@ -12,7 +12,7 @@ __all__ = [
 MAX_BODY_BYTES = 2**20
 MAX_USERS = 100
 MAX_HISTORY = 10_000
-"""Items of a history, or of items_to_recommend."""
+"""Items of a history, of items_to_recommend, or of items_to_exclude."""
 MAX_K = 1_000
 MAX_ITEMS = 100
 """Items to explain or to compare, items of a search, and k with reasons."""
@@ -47,6 +47,10 @@ class Recommend(Request):
     k: K = 10
     filter_viewed: Annotated[StrictBool, Field(description="Leave out what the user has.")] = True
     items_to_recommend: Annotated[list[Id], Field(min_length=1, max_length=MAX_HISTORY)] | None = None
+    items_to_exclude: Annotated[list[Id], Field(max_length=MAX_HISTORY, description="Never to recommend.")] = []
+    diversity: Annotated[
+        float, Field(ge=0, le=1, description="From 0, the best scores, to 1, the items least alike.")
+    ] = 0.0
     reasons: Annotated[
         StrictInt,
         Field(ge=0, le=20, description="How many items of the history to name that most support each answer."),

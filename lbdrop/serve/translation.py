@@ -92,6 +92,13 @@ class Translator:
             ).items
             if not len(allowed):
                 raise ApiError(404, "items_to_recommend: want items of the model, got none of them; see /items")
+        excluded = self._indices(request.items_to_exclude, "items_to_exclude", request.ignore_unknown)
+        everything = np.arange(len(self.catalogue)) if allowed is None else allowed
+        if len(excluded) and not len(np.setdiff1d(everything, excluded)):
+            raise ApiError(422, "items_to_exclude: want an item left to recommend, got all of them; leave some out")
+        if request.diversity and not self.engine.can_compare:
+            method = self.recommender.choice.method
+            raise ApiError(422, f"diversity: want a method that can compare items, got {method!r}; leave it out")
         if request.reasons:
             self._check_reason_limits(histories)
             if request.k > schemas.MAX_ITEMS:
@@ -99,7 +106,15 @@ class Translator:
                     422, f"k: want at most {schemas.MAX_ITEMS} with reasons, got {request.k}; ask for fewer, or without"
                 )
         return [
-            HistoryQuery(each.items, request.k, request.filter_viewed, allowed, reasons=request.reasons > 0)
+            HistoryQuery(
+                each.items,
+                request.k,
+                request.filter_viewed,
+                allowed,
+                excluded,
+                request.diversity,
+                reasons=request.reasons > 0,
+            )
             for each in histories
         ]
 

@@ -32,12 +32,16 @@ def test_each_query_of_a_batch_has_its_own_k_filter_and_allowed_items(
         {"k": 12, "filter_viewed": False},
         {"k": 7, "items_to_recommend": fitted.items_.gather(allowed).to_list()},
         {"k": 500},
+        {"k": 6, "diversity": 0.7},
+        {"k": 6, "items_to_exclude": fitted.items_.gather(allowed).to_list()},
     ]
     asked = [
         HistoryQuery(history(fitted, 0), 5),
         HistoryQuery(history(fitted, 1), 12, filter_viewed=False),
         HistoryQuery(history(fitted, 2), 7, allowed=allowed),
         HistoryQuery(history(fitted, 3), 500),
+        HistoryQuery(history(fitted, 4), 6, diversity=0.7),
+        HistoryQuery(history(fitted, 5), 6, excluded=allowed),
     ]
     for user, (way, answer) in enumerate(zip(ways, engine(asked), strict=True)):
         own = fitted.recommend([user], **way)

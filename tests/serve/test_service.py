@@ -69,6 +69,15 @@ def test_viewed_items_and_items_to_recommend_follow_the_request(client: TestClie
     assert {item["item_id"] for item in all_of_mine} == set(mine)
 
 
+def test_excluded_and_diverse_items_follow_the_request(client: TestClient, fitted: Recommender) -> None:
+    plain = [item["item_id"] for item in ask(client, "/recommend", {"users": [2], "k": 5})["results"][0]["items"]]
+    body = {"users": [2], "k": 5, "items_to_exclude": plain[:2], "diversity": 0.8}
+    found = [item["item_id"] for item in ask(client, "/recommend", body)["results"][0]["items"]]
+    own = fitted.recommend([2], k=5, items_to_exclude=plain[:2], diversity=0.8)
+    assert found == own["item_id"].to_list()
+    assert not {*plain[:2]} & {*found}
+
+
 def test_explanations_equal_explain(client: TestClient, fitted: Recommender) -> None:
     target = fitted.recommend([7], k=1)["item_id"][0]
     own = fitted.explain(7, target)
@@ -135,6 +144,9 @@ WRONG = [
     ("/recommend", {"users": [1], "limit": 5}, 422, "limit: want one of users, histories, k,"),
     ("/recommend", {"users": [1], "items_to_recommend": ["x"]}, 404, "items_to_recommend: want items of the model"),
     ("/recommend", {"users": [1], "items_to_recommend": ["x"], "ignore_unknown": True}, 404, "got none of them"),
+    ("/recommend", {"users": [1], "items_to_exclude": ["x"]}, 404, "items_to_exclude: want items of the model"),
+    ("/recommend", {"users": [1], "items_to_recommend": ["astronomy-00001"], "items_to_exclude": ["astronomy-00001"]}, 422, "want an item left"),
+    ("/recommend", {"users": [1], "diversity": 1.5}, 422, "diversity: want at most 1"),
     ("/recommend", {"users": list(range(100)), "reasons": 3}, 422, "reasons: want histories of at most 500 items"),
     ("/recommend", {"users": [1], "k": 101, "reasons": 1}, 422, "k: want at most 100 with reasons, got 101"),
     ("/recommend", [], 422, "body: want a JSON object, got a list of 0"),

@@ -18,6 +18,8 @@ FIELDS = [
     "k",
     "filter_viewed",
     "items_to_recommend",
+    "items_to_exclude",
+    "diversity",
     "reasons",
     "ignore_unknown",
 ]
@@ -45,6 +47,8 @@ sensible = st.fixed_dictionaries(
         "items": st.lists(ids, max_size=3),
         "k": st.integers(-1, 100),
         "items_to_recommend": st.lists(ids, max_size=3),
+        "items_to_exclude": st.lists(ids, max_size=3),
+        "diversity": st.floats(-0.1, 1.1),
         "reasons": st.integers(-1, 21),
         "ignore_unknown": st.booleans(),
     },
