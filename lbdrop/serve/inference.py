@@ -21,7 +21,7 @@ from lbdrop.recommend.answer.new_items import extended
 from lbdrop.recommend.answer.scoring import Scored, popularity_scores
 from lbdrop.recommend.linear.methods import Popularity
 from lbdrop.recommend.recommender import Recommender
-from lbdrop.serve.batch_scoring import EMPTY_HISTORY, BatchScorer, ItemIndices, padding_rows
+from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
 
 __all__ = ["HistoryQuery", "InferenceEngine", "Result", "SimilarQuery"]
 
@@ -36,7 +36,7 @@ class HistoryQuery:
     filter_viewed: bool = True
     allowed: ItemIndices | None = None
     """Items to choose the best from; all if ``None``."""
-    excluded: ItemIndices = EMPTY_HISTORY
+    excluded: ItemIndices | None = None
     """Items never to recommend."""
     diversity: float = 0.0
     """From 0, the best scores, to 1, the items least alike."""
@@ -124,7 +124,8 @@ class InferenceEngine:
             if query.allowed is not None:
                 hidden[place] = True
                 hidden[place, query.allowed] = False
-            hidden[place, query.excluded] = True
+            if query.excluded is not None:
+                hidden[place, query.excluded] = True
             if query.filter_viewed:
                 hidden[place, query.history] = True
         seen, chosen = torch.from_numpy(hidden).to(scores.device), {}
