@@ -15,7 +15,7 @@ from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.linear.neighbours import sparse_scores
 
-__all__ = ["ItemItem", "Linear", "Popularity", "binary", "co_occurrence"]
+__all__ = ["ItemItem", "Linear", "Popularity", "binary", "co_occurrence", "of_one_item"]
 
 
 class Linear(ABC):
@@ -102,20 +102,16 @@ class ItemItem(Linear):
 
     def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
         """The weight of these items in the score of each."""
-        none = indices.new_zeros(0)
-        n, items = len(indices), len(self.state.get("rates", self.learned("weights")))
-        return self.scores(
-            Batch(
-                torch.arange(n, device=indices.device),
-                indices,
-                n,
-                items,
-                none,
-                torch.ones(n, device=indices.device),
-                torch.arange(n, device=indices.device),
-                none,
-            )
-        )
+        return self.scores(of_one_item(indices, len(self.state.get("rates", self.learned("weights")))))
+
+
+def of_one_item(indices: Int64[Tensor, "n"], items: int, length: int = 1) -> Batch:
+    """Users who have only one item, or none (``length`` 0)."""
+    n, device = len(indices), indices.device
+    user, item = torch.arange(n, device=device)[: n * length], indices[: n * length]
+    number = torch.arange(n, device=device)
+    counts = torch.full((n,), float(length), device=device)
+    return Batch(user, item, n, items, number, counts, number * length, torch.add(item, user, alpha=items))
 
 
 def binary(matrix: Any) -> Any:

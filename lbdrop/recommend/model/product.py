@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from lbdrop.recommend.data.rows import Batch
+from lbdrop.recommend.linear.base import of_one_item
 from lbdrop.recommend.linear.closed_form import EDLAE
 from lbdrop.recommend.model.vae import VAE
 
@@ -92,7 +93,7 @@ class Product(nn.Module):
 
     def similarity(self, indices: Int64[Tensor, "n"]) -> Float[Tensor, "n items"]:
         """How much a history of one item raises the log probability of each item, beside an empty history."""
-        one, none = (_histories(indices, self.network.items, length) for length in (1, 0))
+        one, none = (of_one_item(indices, self.network.items, length) for length in (1, 0))
         return self.plain_scores(one) - self.plain_scores(none)
 
     def drop_rates(self) -> dict[str, Tensor]:
@@ -109,12 +110,3 @@ class Product(nn.Module):
         self.linear.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
         self.load_state_dict({n: t for n, t in tensors.items() if not n.startswith(prefix)})
         return self
-
-
-def _histories(indices: Int64[Tensor, "n"], items: int, length: int) -> Batch:
-    """Users who have only one item, or none (``length`` 0)."""
-    n, device = len(indices), indices.device
-    user, item = torch.arange(n, device=device)[: n * length], indices[: n * length]
-    number = torch.arange(n, device=device)
-    counts = torch.full((n,), float(length), device=device)
-    return Batch(user, item, n, items, number, counts, number * length, torch.add(item, user, alpha=items))
