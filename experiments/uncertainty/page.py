@@ -123,29 +123,30 @@ def advice(rivals: Rivals) -> str:
     harmed = {task: value for task, value in scaled.items() if value > 0}
     helped = [value for value in scaled.values() if value <= 0]
     first = (
-        f"**One network:** learned rates (the {label_of(DEFAULT)}) have an NLL {percent(mean(grid))} beside MC dropout at the"
-        f" best of five rates, for {cost[0]:.1f} instead of {cost[1]:.1f} plain runs of training, and {percent(mean(beside))}"
-        f" beside the best other single network of each task ({percent(max(beside))} at worst): "
+        f"**One network:** the NLL of learned rates (the {label_of(DEFAULT)}) is {percent(mean(grid))} beside that of"
+        f" MC dropout at the best of five rates. It takes {cost[0]:.1f} plain runs of training instead of {cost[1]:.1f}. Beside"
+        f" the best other single network of each task it is {percent(mean(beside))}, {percent(max(beside))} at worst. "
         + (
-            "take them instead of a grid of rates"
+            "Take learned rates instead of a grid"
             if mean(grid) < 1
-            else "a grid of rates is better if it can be paid for"
+            else "A grid of rates is better where it can be paid"
         )
         + (", and do not expect them to beat a rival tuned to the task." if mean(beside) > 0 else ".")
     )
     second = (
-        f"**Several networks:** an ensemble of four has {percent(mean(four))} beside them, for {cost[2]:.1f} plain runs and"
-        f" four times the memory, and is ahead on {sum(value < 0 for value in four)} of {len(four)} tasks: "
-        + ("take it where that can be paid." if mean(four) < 0 else "it does not pay here.")
+        f"**Several networks:** an ensemble of four has {percent(mean(four))} beside learned rates, and is ahead on"
+        f" {sum(value < 0 for value in four)} of {len(four)} tasks. It takes {cost[2]:.1f} plain runs and four times"
+        f" the memory. {'Take it where that can be paid.' if mean(four) < 0 else 'It does not pay here.'}"
     )
     third = (
         "**No new training:** scaling the temperature changes the NLL of a network without dropout by"
-        f" {percent(mean(helped) if helped else 0.0)} in the mean where it helps: do it first"
+        f" {percent(mean(helped) if helped else 0.0)} where it helps. Do it first"
         + (
-            f", but with many validation examples (it adds {percent(mean(harmed.values()))} on {' and '.join(harmed)})."
+            f", with many validation examples: it adds {percent(mean(harmed.values()))} on {'; '.join(harmed)}"
             if harmed
-            else "."
+            else ""
         )
+        + "."
     )
     return f"{first}\n\n{second}\n\n{third}\n"
 
@@ -162,13 +163,16 @@ def rivals_part(rivals: Rivals) -> str:
     if not rivals:
         return ""
     intro = (
-        "## Classification\n\nEvery contestant trains on the same examples, from the same weights where it has one network."
-        " Validation examples choose rates, steps and priors, and are never trained on. NLL and what follows it are of 20"
-        " samples; calibrated is after temperature scaling on the validation examples. Near strangers are two classes left out,"
-        " far ones another data set. Everywhere is dropout behind every layer, elsewhere it is in the usual places. Shift is"
-        " the mean over noise, blur and JPEG, or replaced characters, in three degrees."
-        " Training is in times of a plain run, with all that a method chooses from; passes are those of one prediction;"
-        " memory is in copies of the weights. Bold: this library.\n"
+        "## Classification\n\nEvery contestant trains on the same examples, from the same weights where it has one"
+        " network."
+        " Validation examples choose rates, steps and priors, and are never trained on. Measures are of 20 samples;"
+        " calibrated is"
+        " after temperature scaling on the validation examples. Near strangers are two classes left out, far ones"
+        " another data"
+        " set. Everywhere is dropout behind every layer, elsewhere it is in the usual places. Shift is the mean over"
+        " noise, blur"
+        " and JPEG, or replaced characters, in three degrees. Training is in times of a plain run, with all that a"
+        " method chooses from. Passes are those of one prediction, copies those of the weights. Bold: this library.\n"
     )
     rows = []
     for name in OURS[:4]:
@@ -180,9 +184,10 @@ def rivals_part(rivals: Rivals) -> str:
             cells += [percent(mean(gaps)), percent(max(gaps))]
         rows.append(cells)
     verdicts = (
-        "Beside the best other single network of each task, chosen by the test itself: tasks where it is better, level, worse"
-        " (two standard errors of the paired difference over the seeds; few seeds make much level), and how much higher its"
-        " loss is in the mean and at worst.\n\n"
+        "Each of ours beside the best other single network of each task, which the test itself chooses: tasks where"
+        " it is"
+        " better, level, worse, and how much higher its loss is. Level is within two standard errors of the paired"
+        " difference over the seeds; few seeds make much level.\n\n"
         + table(("of this library", "NLL", "mean", "worst", "calibrated NLL", "mean", "worst"), rows)
     )
     return "\n".join([intro, verdicts, *(task_part(task, each) for task, each in rivals.items())])
@@ -235,8 +240,8 @@ def learned_part(rivals: Rivals) -> str:
             ]
         rows.append(cells)
     text = (
-        "## What learned rates add\n\nThe same network with other rates: tasks where the first is better, level, worse, and the"
-        " mean difference of the losses (below 0 the first is better).\n\n"
+        "## What learned rates add\n\nThe same network with other rates: tasks where the first is better, level,"
+        " worse, and the mean difference of the losses (below 0 the first is better).\n\n"
     )
     text += table(("first", "second", "NLL", "difference", "calibrated NLL", "difference"), rows)
     counted = [str(n) for n in (1, 2, 5, 10, 20, 50)]
@@ -288,12 +293,16 @@ def uci_part(uci: Mapping[str, dict[str, Any]]) -> str:
         return ""
     digits = {"kin8nm": 3, "naval": 5}
     parts = [
-        "## Regression: nine UCI sets\n\nGal's fixed splits (20, five of protein), one hidden layer of 50 units (100 for"
-        " protein), Gaussian noise of one variance. In place of a grid of rates, one run on four fifths of a split's training"
-        " part learns them; the noise and the number of steps are chosen on the other fifth, as the published code chooses"
-        " τ; then the network is trained on the whole part at these rates, and 1,000 masks are averaged. Steps are 1,000 to"
-        " 16,000 (4,000 or 20,000 for the four large sets) of Adam with batches of 128; the published grid has 400"
-        " epochs or more. ± is the standard error over splits; published rows are as their source has them.\n"
+        "## Regression: nine UCI sets\n\nGal's fixed splits (20, five of protein), one hidden layer of 50 units (100"
+        " for"
+        " protein), Gaussian noise of one variance. In place of a grid of rates, one run on four fifths of a split's"
+        " training"
+        " part learns them. The noise and the number of steps are chosen on the other fifth, as the published code"
+        " chooses τ."
+        " Then the network is trained on the whole part at these rates, and 1,000 masks are averaged. Steps are 1,000"
+        " to 16,000"
+        " of Adam with batches of 128, or 4,000 or 20,000 for the four large sets. The published grid has 400 epochs"
+        " or more. ± is the standard error over splits. Published rows are as their source has them.\n"
     ]
     for measure, title in SHORT.items():
         rows = []
@@ -324,7 +333,7 @@ def uci_part(uci: Mapping[str, dict[str, Any]]) -> str:
         "Sets where it is better, level, worse (level: within two of its standard errors, or the rounding of what was"
         " published):\n\n" + table(("of this library", "beside", "RMSE", "log likelihood"), rows)
     )
-    parts.append("Published: " + "; ".join(f"{row.label}: {row.source}" for row in PUBLISHED.values()) + ".\n")
+    parts.append("Published:\n\n" + "".join(f"- {row.label}: {row.source}.\n" for row in PUBLISHED.values()))
     return "\n".join(parts)
 
 
@@ -338,8 +347,9 @@ def origin(uci: Mapping[str, Any], rivals: Rivals) -> str:
     versions = ", ".join(sorted({each["versions"]["torch"] for each in found}))
     hardware = "; ".join(sorted({str(each["hardware"]) for each in found}))
     return (
-        "## Where the numbers come from\n\nRecords: `experiments/uncertainty/results`, one JSON for each set and task. Command:"
-        " `python -m experiments.uncertainty rates uci rivals page`; runs that are there are not made again."
-        f" Commits {commits}, {dates[0]} to {dates[-1]}, torch {versions}, {hardware}."
-        " No number that laplace-torch or ivon-opt publish is of a task of this size: none is reproduced here.\n"
+        "## Where the numbers come from\n\nRecords and commands are in [the"
+        " experiment](../experiments/uncertainty/README.md),"
+        f" one JSON for each set and task. Commits {commits}, {dates[0]} to {dates[-1]}, torch {versions},"
+        f" {hardware}. No number"
+        " that laplace-torch or ivon-opt publish is of a task of this size: none is reproduced here.\n"
     )
