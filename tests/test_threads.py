@@ -108,6 +108,46 @@ def test_masks_of_a_thread_are_its_own() -> None:
         assert len(draw.uniforms) == 2
 
 
+@pytest.mark.usefixtures("without_type_checks")
+def test_predictions_of_a_model_and_of_a_part_of_it_leave_their_modes() -> None:
+    whole, x = nn.Sequential(network(), nn.Linear(3, 2)), torch.randn(6, 4)
+    models = whole, whole[0]
+    modes = [module.training for module in whole.modules()]
+    expected = [seeded(models[seed % 2], x, seed) for seed in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda seed: seeded(models[seed % 2], x, seed), range(200)))
+    assert all(map(torch.equal, found, expected))
+    assert [module.training for module in whole.modules()] == modes
+
+
+class SlowToTrace(nn.Module):
+    """Its graph is read for as long as another thread wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.inside, self.go_on = network(), threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside.set()
+        assert self.go_on.wait(60)
+        return self.body(x)
+
+
+def test_model_whose_graph_is_read_changes_no_other_thread() -> None:
+    """Reading a graph replaces the call of every module of the process."""
+    slow, model, x = SlowToTrace(), network(), torch.randn(6, 4)
+    expected = seeded(model, x, 0)
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(lbdrop.Objective, slow, examples=6)
+        assert slow.inside.wait(60)
+        second = pool.submit(lbdrop.Objective, network(), examples=6)
+        assert torch.equal(seeded(model, x, 0), expected)
+        slow.go_on.set()
+        for objective in (reading.result(), second.result()):
+            objective(squares, x).backward()
+    assert torch.equal(seeded(model, x, 0), expected)
+
+
 class Waits(nn.Module):
     """Stops in its pass until it is told to go on."""
 
@@ -144,6 +184,19 @@ def test_training_is_refused_to_share_the_model(second: str) -> None:
         step.result().backward()
     assert model.training
     lbdrop.predict(model, x)
+
+
+def test_part_of_a_model_in_training_gives_no_prediction() -> None:
+    model, x = Waits(), torch.randn(6, 4)
+    objective = model.objective()
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(objective, squares, x)
+        assert model.inside.wait(60)
+        with pytest.raises(DropoutError, match="got one in a training step"):
+            lbdrop.predict(model.body, x)
+        assert model.body.training
+        model.go_on.set()
+        step.result().backward()
 
 
 @pytest.mark.filterwarnings("ignore:objective. want a model in training mode")  # the prediction has changed it

@@ -3,6 +3,8 @@
 A command's file is imported when the command is run, so that ``lbdrop --help`` waits for no torch.
 """
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -103,3 +105,6 @@ Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_ea
 @app.callback()
 def lbdrop(version: Version = False) -> None:
     """Learned Bernoulli dropout for PyTorch."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ▇ shows ? there

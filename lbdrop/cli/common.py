@@ -33,6 +33,11 @@ def one_line_errors() -> Iterator[None]:
     except DropoutError as error:
         typer.echo(one_line(str(error)), err=True)
         raise typer.Exit(1) from error
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # nobody reads on, which is no error
+            raise
+        typer.echo(one_line(f"{error.filename or 'what is printed'}: {error.strerror or error}"), err=True)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         typer.echo(one_line(str(error)) or "stopped", err=True)
         raise typer.Exit(130) from error

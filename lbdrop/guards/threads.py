@@ -1,10 +1,9 @@
 """One model in several threads: any number may predict at once, and only one may train it, and not while others predict."""
 
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -20,16 +19,16 @@ REPAIR = (
 )
 
 
-@dataclass
-class _Users:
-    """Who runs a model at the moment."""
+class _Use(NamedTuple):
+    """A prediction or a training step that is on its way."""
 
-    predictions: Counter[int] = field(default_factory=Counter)
-    """How many of each thread."""
-    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
-    """Of the modules, before the first of these predictions put them in eval mode."""
-    trainer: int | None = None
-    """The thread that is in a training step."""
+    model: nn.Module
+    thread: int
+    trains: bool
+
+    def shares(self, model: nn.Module) -> bool:
+        """Whether the models are one, or have parts in common."""
+        return self.model is model or not set(self.model.modules()).isdisjoint(model.modules())
 
 
 class _Threads:
@@ -37,19 +36,23 @@ class _Threads:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.users: WeakKeyDictionary[nn.Module, _Users] = WeakKeyDictionary()
-        self.running: Counter[int] = Counter()
+        self.uses: list[_Use] = []
+        self.modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
+        """How many predictions run a module, and its mode before the first of them."""
         self.crowded = False
         """Whether there have been several at once since there was none."""
 
-    def enter(self, thread: int) -> None:
-        self.running[thread] += 1
-        self.crowded |= len(self.running) > 1
+    def others(self, model: nn.Module, thread: int) -> list[_Use]:
+        """What other threads do with the model, or with parts of it."""
+        return [use for use in self.uses if use.thread != thread and use.shares(model)]
 
-    def leave(self, thread: int) -> None:
-        self.running[thread] -= 1
-        self.running += Counter()  # those above 0
-        self.crowded &= bool(self.running)
+    def enter(self, use: _Use) -> None:
+        self.crowded |= any(use.thread != other.thread for other in self.uses)
+        self.uses.append(use)
+
+    def leave(self, use: _Use) -> None:
+        self.uses.remove(use)
+        self.crowded &= bool(self.uses)
 
 
 _threads = _Threads()
@@ -66,18 +69,17 @@ def predicting(model: nn.Module) -> Iterator[None]:
 
     An error if another thread is in a training step, or has changed the model before the block ends.
     """
-    me = threading.get_ident()
+    use, parts, modes = _Use(model, threading.get_ident(), False), list(model.modules()), _threads.modes
     with _threads.lock:
-        users = _threads.users.setdefault(model, _Users())
-        if users.trainer not in (None, me):
+        if any(other.trains for other in _threads.others(model, use.thread)):
             raise DropoutError(
                 f"predict: want a model that no other thread trains, got one in a training step; {REPAIR}"
             )
-        if not users.predictions:
-            users.modes = [(module, module.training) for module in model.modules()]
+        if any(part not in modes for part in parts):
+            modes.update({part: (0, part.training) for part in parts if part not in modes})
             model.eval()
-        users.predictions[me] += 1
-        _threads.enter(me)
+        modes.update({part: (modes[part][0] + 1, modes[part][1]) for part in parts})
+        _threads.enter(use)
     writes = _writes(model)
     try:
         yield
@@ -88,33 +90,29 @@ def predicting(model: nn.Module) -> Iterator[None]:
             )
     finally:
         with _threads.lock:
-            users.predictions[me] -= 1
-            users.predictions += Counter()
-            if not users.predictions:
-                for module, mode in users.modes:
-                    module.training = mode
-                users.modes = []
-            _threads.leave(me)
+            for part in parts:
+                count, mode = modes.pop(part)
+                if count > 1:
+                    modes[part] = count - 1, mode
+                else:
+                    part.training = mode
+            _threads.leave(use)
 
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
     """A step of an objective; an error if another thread predicts with the model, or trains it too."""
-    me = threading.get_ident()
+    use = _Use(model, threading.get_ident(), True)
     with _threads.lock:
-        users = _threads.users.setdefault(model, _Users())
-        before, predict = users.trainer, users.predictions.keys() - {me}
-        if before not in (None, me) or predict:
-            what = "predicts with" if predict else "trains"
+        if others := _threads.others(model, use.thread):
+            what = "trains" if others[0].trains else "predicts with"
             raise DropoutError(f"objective: want a model to itself, got one that another thread {what} too; {REPAIR}")
-        users.trainer = me
-        _threads.enter(me)
+        _threads.enter(use)
     try:
         yield
     finally:
         with _threads.lock:
-            users.trainer = before
-            _threads.leave(me)
+            _threads.leave(use)
 
 
 def _writes(model: nn.Module) -> int:

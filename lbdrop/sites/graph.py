@@ -4,6 +4,7 @@ The KL needs the weights that a dropped unit feeds. :func:`lbdrop.bake` needs th
 and :func:`lbdrop.prune` needs both sides. Where a model cannot be traced as a whole, the largest possible parts are.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,23 @@ class Neighbours:
 
 
 class _Tracer(fx.Tracer):
+    """Torch's changes all modules of the process while it traces; those that other threads run stay as they are."""
+
+    one_at_a_time, thread = threading.Lock(), 0
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        with self.one_at_a_time:
+            self.thread = threading.get_ident()
+            return super().trace(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        mine = threading.get_ident() == self.thread
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if mine else attr_val
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        mine = threading.get_ident() == self.thread
+        return super().call_module(m, forward, args, kwargs) if mine else forward(*args, **kwargs)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # A converted attention or recurrent layer holds dropouts of its own, and is one node from outside.
         inside = type(m).__module__.startswith(("torch.nn", "lbdrop"))

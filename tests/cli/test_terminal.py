@@ -1,5 +1,8 @@
 """Ids and titles are data: no command lets their markup or escape sequences reach a terminal."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -50,3 +53,22 @@ def test_commands_show_markup_and_escape_sequences_as_text(model: Path) -> None:
     wrong = CliRunner().invoke(app, ["recommend", "similar", str(model / "model"), "\x1b[31mno such item"])
     assert wrong.exit_code == 1
     assert "\x1b" not in wrong.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "out", "encoding", "code", "said"),
+    [
+        (("fit", "--help"), os.devnull, "ascii", 0, ""),
+        (("methods",), "/dev/full", "utf-8", 1, "what is printed: No space left on device\n"),
+    ],
+    ids=["terminal without signs of its tables", "full disk behind a pipe"],
+)
+def test_printing_ends_in_one_line_wherever_it_goes(
+    command: tuple[str, ...], out: str, encoding: str, code: int, said: str
+) -> None:
+    words = [sys.executable, "-m", "lbdrop", "recommend", *command]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "200"}
+    with open(out, "w") as stdout:
+        done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
