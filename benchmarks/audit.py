@@ -1,8 +1,10 @@
 """Which versions of which packages lbdrop was audited with, and against what: a record that a check needs no network for.
 
 The audit walks the installed dependencies of every extra. It asks pip-audit (https://pypi.org/project/pip-audit) for known
-vulnerabilities; where that or its sources cannot be reached, the record says so and holds versions alone. The check compares
-what is installed with the record. What was not audited is named; an installed version with a vulnerability in it ends with 1.
+vulnerabilities; where that or its sources cannot be reached, the record says so and holds versions alone. Without a network
+a clone of https://github.com/pypa/advisory-database is read instead (``--database``); the record says of which day it is. The
+check compares what is installed with the record. What was not audited is named; an installed version with a vulnerability in
+it ends with 1.
 
 Run: ``python -m benchmarks.audit`` with a network, and ``python -m benchmarks.audit --check`` (``make audit``) without.
 """
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
+from packaging.version import Version
 
 from lbdrop.io.records import provenance, read_json, write_json
 
@@ -27,6 +31,7 @@ RECORD = Path(__file__).parent / "results" / "audit.json"
 
 def main(
     check: Annotated[bool, typer.Option("--check", help="Compare with the record, without a network.")] = False,
+    database: Annotated[Path | None, typer.Option(help="A clone of PyPA's advisory database; bare, too.")] = None,
     out: Annotated[Path, typer.Option(help="The record.")] = RECORD,
 ) -> None:
     """Audit what is installed, or compare it with the last audit."""
@@ -38,7 +43,7 @@ def main(
             print(line)
         print(f"{len(found) - len(others)} of {len(found)} packages as audited; {record['advisories']['said']}")
         raise typer.Exit(int(bool(vulnerable)))
-    advisories = _advisories(found)
+    advisories = _advisories(found) if database is None else _of_clone(found, database)
     write_json(out, {"packages": found, "advisories": advisories, "provenance": provenance()})
     print(f"{len(found)} packages; {advisories['said']}")
 
@@ -115,6 +120,50 @@ def _advisories(packages: dict[str, str]) -> dict[str, Any]:
                 )
                 return {"source": source, "found": found, "said": said}
     return {"source": None, "found": [], "said": "audited against nothing: no source of advisories could be reached"}
+
+
+def _of_clone(packages: dict[str, str], clone: Path) -> dict[str, Any]:
+    """What the newest commit of a clone of PyPA's advisory database says of these versions."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(clone), *words], capture_output=True, text=True, check=True).stdout
+
+    texts = [
+        path for path in git("ls-tree", "-r", "--name-only", "HEAD", "vulns").splitlines() if path.endswith(".yaml")
+    ]
+    ours = [path for path in texts if re.sub(r"[-_.]+", "-", path.split("/")[1]).lower() in packages]
+    advisories = [yaml.safe_load(git("show", f"HEAD:{path}")) for path in ours]
+    found = [
+        {"name": name, "version": there, "id": each["id"]}
+        for each in advisories
+        if "withdrawn" not in each
+        for name, there in packages.items()
+        if any(affects(part, name, there) for part in each["affected"])
+    ]
+    day = git("log", "-1", "--format=%cs").strip()
+    said = f"{len(found)} of {len(texts):,} known vulnerabilities in PyPA's advisory database of {day} are in them"
+    return {"source": f"https://github.com/pypa/advisory-database, {day}", "found": found, "said": said}
+
+
+def affects(part: dict[str, Any], name: str, there: str) -> bool:
+    """Whether an advisory's entry, in the format of OSV, is about this version of this package."""
+    if re.sub(r"[-_.]+", "-", part["package"]["name"]).lower() != name:
+        return False
+    version = Version(there)
+    if version.public in part.get("versions", ()):
+        return True
+    for span in (each for each in part.get("ranges", ()) if each["type"] == "ECOSYSTEM"):
+        inside = False
+        for event in span["events"]:  # in the order of versions
+            (kind, at), *_ = event.items()
+            reached = at == "0" or Version(version.public) >= Version(at)
+            if kind == "last_affected":
+                inside &= not reached or Version(version.public) == Version(at)
+            elif reached:
+                inside = kind == "introduced"
+        if inside:
+            return True
+    return False
 
 
 if __name__ == "__main__":

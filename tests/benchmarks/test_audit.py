@@ -1,6 +1,7 @@
 """The audit names what was not audited, and fails for a version with a known vulnerability."""
 
 import json
+import subprocess
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -42,3 +43,37 @@ def test_committed_audit_says_what_it_was_audited_against() -> None:
     assert record["packages"]
     assert record["advisories"]["said"]
     assert record["provenance"]["date"]
+
+
+def test_advisory_is_about_the_versions_it_names() -> None:
+    def affected(there: str, *events: dict[str, str], versions: tuple[str, ...] = ()) -> bool:
+        part = {
+            "package": {"name": "Some_Package"},
+            "ranges": [{"type": "ECOSYSTEM", "events": events}],
+            "versions": versions,
+        }
+        assert not audit.affects(part, "another", there)
+        return audit.affects(part, "some-package", there)
+
+    fixed = {"introduced": "0"}, {"fixed": "1.10"}
+    assert affected("1.9", *fixed)
+    assert not affected("1.10", *fixed)
+    assert not affected("1.10.1+cpu", *fixed)
+    assert affected("3.0", *fixed, {"introduced": "2.0"})
+    assert affected("1.2", {"introduced": "1.0"}, {"last_affected": "1.2"})
+    assert not affected("1.3", {"introduced": "1.0"}, {"last_affected": "1.2"})
+    assert affected("7.0", *fixed, versions=("7.0",))
+
+
+def test_clone_of_the_advisory_database_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "vulns" / "torch"
+    folder.mkdir(parents=True)
+    text = "id: PYSEC-1\naffected:\n- package: {name: torch}\n  ranges:\n  - type: ECOSYSTEM\n    events: [{introduced: '0'}]\n"
+    (folder / "PYSEC-1.yaml").write_text(text)
+    (folder / "PYSEC-2.yaml").write_text(text.replace("PYSEC-1", "PYSEC-2") + "withdrawn: '2020-01-01T00:00:00Z'\n")
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "one")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    found = audit._of_clone({"torch": "2.0+cpu", "numpy": "2.0"}, tmp_path)
+    assert found["found"] == [{"name": "torch", "version": "2.0+cpu", "id": "PYSEC-1"}]
+    assert found["said"].startswith("1 of 2 known vulnerabilities in PyPA's advisory database of 20")
