@@ -18,9 +18,14 @@ TEXT = ("albert", "bert", "bert-generation", "biogpt", "bloom", "convbert", "deb
         "roformer", "squeezebert", "xlm", "xlnet")  # fmt: skip
 TWO_TEXTS = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5")
 OTHERS = ("beit", "deit", "dinov2", "poolformer", "segformer", "vit", "clip", "patchtst", "hubert", "wav2vec2")
+QUICK = ("bert", "gpt2", "t5", "vit", "wav2vec2")
+"""One of each kind; the others are no quick tests, since they are many."""
+SAMPLE = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.process) for name in (*TEXT, *TWO_TEXTS, *OTHERS)
+]
 
 
-@pytest.mark.parametrize("name", [*TEXT, *TWO_TEXTS, *OTHERS])
+@pytest.mark.parametrize("name", SAMPLE)
 def test_architecture_is_converted_in_two_lines_and_computes_what_it_did(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers, about models that nobody configured so

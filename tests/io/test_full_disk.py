@@ -200,6 +200,7 @@ def images() -> Images:
     return Images(pixels[:50], labels[:50], pixels[50:], labels[50:])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["ml-1m", "cifar10"])
 def test_reproduction_keeps_its_last_state_and_resumes_from_it(
     command: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

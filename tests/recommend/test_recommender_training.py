@@ -86,6 +86,7 @@ def test_evaluate_holds_out_a_fifth_of_new_users_and_later_items_of_known_users(
     assert learned.evaluate(pl.concat([old, new])).users == 32
 
 
+@pytest.mark.process
 def test_learned_model_finds_the_tastes_of_a_generated_shop() -> None:
     shop = generate_shop(users=900, items=180, groups=6, seed=7)
     data = Interactions.from_frame(shop.interactions)
