@@ -173,10 +173,10 @@ CONTESTANTS: dict[str, tuple[Contestant, str]] = {
     "depth-learned": (depth_learned, "**stochastic depth, held-out rule**"),
     "swag": (swag, "SWAG"),
     "laplace-last": (laplace_last, "Laplace, last layer"),
-    "laplace-kron": (laplace_all, "Laplace, all layers"),
     "ivon": (ivon, "IVON"),
     "ensemble": (ensemble, "ensemble of 4"),
     "ensemble-learned": (ensemble_learned, "**ensemble of 4, held-out rule**"),
+    "laplace-kron": (laplace_all, "Laplace, all layers"),
 }
 """By name: what it is called in a table, those of this library in bold type."""
 PLACES = {"everywhere": ("mc-best-everywhere", "held-out-everywhere", "bound-everywhere"),

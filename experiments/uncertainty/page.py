@@ -95,7 +95,7 @@ def standing(each: Mapping[str, Mapping[int, dict[str, Any]]], name: str, which:
 
 
 def wins(rivals: Rivals, name: str, which: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"better": [], "level": [], "worse": []}
+    found: dict[str, list[str]] = {"better": [], "level": [], "worse": [], "one seed": []}
     for task, each in rivals.items():
         if name in each:
             found[standing(each, name, which)[1]].append(task)
@@ -187,7 +187,7 @@ def rivals_part(rivals: Rivals) -> str:
         "Each of ours beside the best other single network of each task, which the test itself chooses: tasks where"
         " it is"
         " better, level, worse, and how much higher its loss is. Level is within two standard errors of the paired"
-        " difference over the seeds; few seeds make much level.\n\n"
+        " difference over the seeds; few seeds make much level, and tasks with one seed are not counted there.\n\n"
         + table(("of this library", "NLL", "mean", "worst", "calibrated NLL", "mean", "worst"), rows)
     )
     return "\n".join([intro, verdicts, *(task_part(task, each) for task, each in rivals.items())])

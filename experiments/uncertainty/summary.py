@@ -85,9 +85,11 @@ def beside(ours: Sequence[float], published: float) -> str:
 
 
 def verdict(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
-    """Of losses of the same seeds: better, worse or level by two standard errors of the difference."""
+    """Of losses of the same seeds: better, worse or level by two standard errors of the difference; one seed says nothing."""
     gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if len(gaps) < 2 or abs(mean(gaps)) <= 2 * error(gaps):
+    if len(gaps) < 2:
+        return "one seed"
+    if abs(mean(gaps)) <= 2 * error(gaps):
         return "level"
     return "better" if mean(gaps) < 0 else "worse"
 

@@ -149,7 +149,7 @@ def test_verdict_needs_two_standard_errors_of_paired_runs() -> None:
     base = {0: 1.0, 1: 2.0, 2: 3.0}
     assert verdict({s: v - 0.1 for s, v in base.items()}, base) == "better"
     assert verdict({0: 0.9, 1: 2.1, 2: 2.9}, base) == "level"
-    assert verdict({0: 0.0}, {0: 1.0}) == "level"  # one run says nothing
+    assert verdict({0: 0.0}, {0: 1.0}) == "one seed"
     assert [beside([1.0, 1.1, 0.9], other) for other in (0.5, 1.05, 2.0)] == ["above", "level", "below"]
 
 
