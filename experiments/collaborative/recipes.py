@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from experiments.collaborative import examples
+from experiments.collaborative.elastic_net import SLIMAtOnce
 from experiments.collaborative.protocol_text import protocol
 from experiments.collaborative.record import (
     DATA,
@@ -265,7 +266,10 @@ def _rival(one: Run, world: World, changes: Mapping[str, Any]) -> tuple[Any, dic
     for options in _different(ROWS[one.method].tried, changes):
         begin = time.perf_counter()
         seeded = {"seed": one.seed} if one.method in ("wmf", "ials") else {}
-        model = LINEAR[one.method](**options, **seeded, device=world.device).fit(world.train)
+        at_once = one.method == "slim" and world.device.type == "cuda"
+        model = (SLIMAtOnce if at_once else LINEAR[one.method])(**options, **seeded, device=world.device).fit(
+            world.train
+        )
         fitting = time.perf_counter() - begin
         report = evaluate(model, world.validation, likes=world.likes, device=world.device)
         tried.append({"settings": options, MEASURE: report.mean[MEASURE], "seconds": fitting})

@@ -1,4 +1,4 @@
-"""The methods without a network by name; and SLIM, which irspack fits on a CPU.
+"""The methods without a network by name; and SLIM, which irspack fits.
 
 Ning and Karypis, SLIM: Sparse Linear Methods for Top-N Recommender Systems, ICDM 2011.
 """
@@ -11,10 +11,9 @@ import torch
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.data.splits import HeldOut
-from lbdrop.recommend.linear.base import ItemItem, Linear, Popularity, binary, co_occurrence
+from lbdrop.recommend.linear.base import ItemItem, Linear, Popularity, binary
 from lbdrop.recommend.linear.blend import Blend
 from lbdrop.recommend.linear.closed_form import EASE, EDLAE
-from lbdrop.recommend.linear.elastic_net import non_negative_elastic_net
 from lbdrop.recommend.linear.factors import IALS, WMF
 from lbdrop.recommend.number_checks import check_number
 
@@ -22,7 +21,7 @@ __all__ = ["EASE", "EDLAE", "IALS", "LINEAR", "SLIM", "WMF", "Blend", "Linear", 
 
 
 class SLIM(ItemItem):
-    """Sparse non-negative item-item regression: on a GPU all items at once, on the CPU by irspack's coordinate descent.
+    """Sparse non-negative item-item regression: by irspack's coordinate descent.
 
     With several threads irspack repeats a fit to about 3e-4 only; ``IRSPACK_NUM_THREADS_DEFAULT=1`` makes it exact.
 
@@ -31,7 +30,7 @@ class SLIM(ItemItem):
         l1_ratio: the L1 share of it.
         iterations: largest number of irspack's passes over the coordinates.
         top: weights kept in each column, by irspack; ``None`` for all.
-        device: of weights and scores; a GPU also fits, if ``top`` is ``None``.
+        device: of weights and scores; fitting runs on the CPU.
     """
 
     name = "slim"
@@ -54,11 +53,6 @@ class SLIM(ItemItem):
         self.alpha, self.l1_ratio, self.iterations, self.top = alpha, l1_ratio, iterations, top
 
     def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "SLIM":
-        if self.device.type == "cuda" and self.top is None and self.alpha * (1 - self.l1_ratio) > 0:
-            gram, strength = co_occurrence(binary(matrix), self.device), self.alpha * matrix.shape[0]
-            l1, l2 = strength * self.l1_ratio, strength * (1 - self.l1_ratio)
-            self.state = {"weights": non_negative_elastic_net(gram, l1, l2)}
-            return self
         irspack = _import_baseline("irspack")
         learner = irspack.SLIMRecommender(
             binary(matrix), alpha=self.alpha, l1_ratio=self.l1_ratio, n_iter=self.iterations, top_k=self.top

@@ -11,12 +11,27 @@ Nesterov, Introductory Lectures on Convex Optimization, 2004, 2.2.1; with the pr
 
 import math
 import warnings
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["non_negative_elastic_net"]
+from lbdrop.recommend.data.splits import HeldOut
+from lbdrop.recommend.linear.base import binary, co_occurrence
+from lbdrop.recommend.linear.methods import SLIM
+
+__all__ = ["SLIMAtOnce", "non_negative_elastic_net"]
+
+
+class SLIMAtOnce(SLIM):
+    """SLIM for a GPU: all items at once."""
+
+    def fit(self, matrix: Any, held_out: HeldOut | None = None) -> "SLIMAtOnce":
+        gram, strength = co_occurrence(binary(matrix), self.device), self.alpha * matrix.shape[0]
+        l1, l2 = strength * self.l1_ratio, strength * (1 - self.l1_ratio)
+        self.state = {"weights": non_negative_elastic_net(gram, l1, l2)}
+        return self
 
 
 def non_negative_elastic_net(

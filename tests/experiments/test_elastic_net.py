@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from sklearn.linear_model import ElasticNet
 
-from lbdrop.recommend.linear.elastic_net import non_negative_elastic_net
+from experiments.collaborative.elastic_net import SLIMAtOnce, non_negative_elastic_net
 from lbdrop.recommend.linear.methods import SLIM
 
 USERS = 60
@@ -52,6 +52,8 @@ def test_slim_of_irspack_has_the_same_weights() -> None:
     found = non_negative_elastic_net(torch.from_numpy(x.T @ x), USERS * 0.02 * 0.1, USERS * 0.02 * 0.9, tolerance=1e-9)
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-3)  # irspack stops at 1e-4 a pass
     assert found.max() > 0.1
+    at_once = SLIMAtOnce(alpha=0.02, l1_ratio=0.1, device="cpu").fit(csr_array(x)).state["weights"]
+    np.testing.assert_allclose(at_once.numpy(), found.numpy(), atol=1e-3)
 
 
 def test_large_l1_and_items_without_likes_give_zero_weights() -> None:
