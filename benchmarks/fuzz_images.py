@@ -53,7 +53,7 @@ def cifar10_archive_read(at: Path) -> None:
     from experiments.vision.cifar10 import load
 
     path, release = at / "cifar-10-binary.tar.gz", cifar10()["release"]
-    found = replace(release.archives[0], md5=hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
+    found = replace(release.archives[0], sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     load(path, download=False, release=replace(release, archives=(found, release.archives[1])))
 
 

@@ -59,7 +59,7 @@ class Archive:
     """One of the two official files."""
 
     url: str
-    md5: str
+    sha256: str
     folder: str
     """The folder inside the archive."""
     suffix: str
@@ -88,8 +88,18 @@ OFFICIAL = Release(
     train=50_000,
     test=10_000,
     archives=(
-        Archive(HOME + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin", ".bin"),
-        Archive(HOME + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py", ""),
+        Archive(
+            HOME + "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            "cifar-10-batches-bin",
+            ".bin",
+        ),
+        Archive(
+            HOME + "cifar-10-python.tar.gz",
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            "cifar-10-batches-py",
+            "",
+        ),
     ),
 )
 
@@ -218,11 +228,11 @@ def _from_parts(parts: Sequence[Path], release: Release) -> list[Rows]:
 
 
 def _from_archive(path: Path, release: Release) -> list[Rows]:
-    got = _md5(path)
-    archive = next((a for a in release.archives if a.md5 == got), None)
+    got = _sha256(path)
+    archive = next((a for a in release.archives if a.sha256 == got), None)
     if archive is None:
         named = [a for a in release.archives if a.file == path.name] or release.archives
-        want = " or ".join(f"md5 {a.md5} ({a.file})" for a in named)
+        want = " or ".join(f"SHA-256 {a.sha256} ({a.file})" for a in named)
         raise DropoutError(
             f"{path}: want {want}, got {got} in {path.stat().st_size:,} bytes; delete it and download it again from"
             f" {named[0].url}"
@@ -356,9 +366,9 @@ def _described(data: Any) -> str:
 # ------------------------------------------------------------------------------------------------------- downloading
 
 
-def _md5(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(archive: Archive, folder: Path, progress: bool) -> Path:
@@ -379,11 +389,11 @@ def _download(archive: Archive, folder: Path, progress: bool) -> Path:
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 bar.advance(task, len(chunk))
-        got, size = _md5(beside), beside.stat().st_size
-        if got != archive.md5:
+        got, size = _sha256(beside), beside.stat().st_size
+        if got != archive.sha256:
             cut = f" of {int(length):,} announced" if length else ""
             raise DropoutError(
-                f"{archive.url}: want md5 {archive.md5}, got {got} in {size:,} bytes{cut}; try again, or {by_hand}"
+                f"{archive.url}: want SHA-256 {archive.sha256}, got {got} in {size:,} bytes{cut}; try again, or {by_hand}"
             )
         beside.replace(target)
     except (OSError, http.client.HTTPException) as error:

@@ -68,7 +68,7 @@ def release_of(*paths: Path) -> Release:
     """The official release, but as small as the test's files, and downloaded from their folder."""
     by_file = {path.name: path for path in paths}
     archives = [
-        replace(a, url=by_file[a.file].as_uri(), md5=hashlib.md5(by_file[a.file].read_bytes()).hexdigest())
+        replace(a, url=by_file[a.file].as_uri(), sha256=hashlib.sha256(by_file[a.file].read_bytes()).hexdigest())
         if a.file in by_file
         else a
         for a in OFFICIAL.archives

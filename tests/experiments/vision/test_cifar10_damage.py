@@ -32,11 +32,12 @@ from lbdrop import DropoutError
 def test_archive_with_another_checksum_is_refused(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     path = packed(tmp_path / PYTHON.file, PYTHON.folder, pickled(pixels, labels))
     with pytest.raises(
-        DropoutError, match=f"want md5 {PYTHON.md5} .*, got .* bytes; delete it and download it again from {PYTHON.url}"
+        DropoutError,
+        match=f"want SHA-256 {PYTHON.sha256} .*, got .* bytes; delete it and download it again from {PYTHON.url}",
     ):
         cifar10.load(path)
     other = path.rename(tmp_path / "renamed.tgz")
-    with pytest.raises(DropoutError, match=f"md5 {BINARY.md5} .* or md5 {PYTHON.md5}"):
+    with pytest.raises(DropoutError, match=f"SHA-256 {BINARY.sha256} .* or SHA-256 {PYTHON.sha256}"):
         cifar10.load(other)
 
 

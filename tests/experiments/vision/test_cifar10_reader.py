@@ -113,7 +113,7 @@ def test_download_with_another_checksum_leaves_nothing_behind(
     source.write_bytes(source.read_bytes()[:-9])
     home = tmp_path / "data"
     with pytest.raises(
-        DropoutError, match=r"cifar-10-binary.tar.gz: want md5 \w+, got \w+ in .* bytes of .* announced; try again"
+        DropoutError, match=r"cifar-10-binary.tar.gz: want SHA-256 \w+, got \w+ in .* bytes of .* announced; try again"
     ):
         cifar10.load(home, release=release, progress=False)
     assert list(home.iterdir()) == []
