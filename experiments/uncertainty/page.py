@@ -148,7 +148,9 @@ def advice(rivals: Rivals) -> str:
         )
         + "."
     )
-    return f"{first}\n\n{second}\n\n{third}\n"
+    several = sum(len(each[DEFAULT]) > 1 for each in tasks.values())
+    said = f"These are {len(tasks)} of {len(rivals)} tasks, the rest being in part; {several} have more than one seed."
+    return f"{first}\n\n{second}\n\n{third}\n\n{said}\n"
 
 
 def label_of(name: str) -> str:
