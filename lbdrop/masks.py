@@ -18,7 +18,8 @@ $$ z = 1[u > \sigma(-\alpha)], \qquad \tilde z = 1[u < \sigma(\alpha)] $$
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 import torch.nn.functional as F
@@ -38,18 +39,24 @@ __all__ = [
     "entropy",
     "fixed",
     "held",
+    "layout_of",
     "mirrored",
     "use",
     "use_in",
 ]
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """Where the examples are along the axes of a mask: each may stand for several rows, as the windows of an image do."""
 
     axis: int
     interleaved: bool = False
     """Whether rows of one example are a batch apart, or next to each other."""
+
+    def rows(self, shape: torch.Size) -> int:
+        """How many rows a mask of this shape has, a multiple of the examples."""
+        return shape[self.axis]
 
     def spread(self, values: Tensor, rows: int) -> Tensor:
         """From (n, examples) to (n, rows)."""
@@ -64,6 +71,16 @@ class Layout(NamedTuple):
             return values
         shape = (-1, examples) if self.interleaved else (examples, -1)
         return values.unflatten(1, shape).sum(1 if self.interleaved else 2)
+
+    def collect(self, gradient: Tensor, layer: NoiseLayer) -> Tensor:
+        """The gradient of the layer's logits, from that of each element of a mask."""
+        return gradient.movedim(layer.unit_dim, -1).flatten(0, -2).sum(0) if layer.logit.dim() else gradient.sum()
+
+
+@singledispatch
+def layout_of(layer: NoiseLayer) -> Layout:
+    """Where a layer says that examples are; a layer with another layout registers it: ``@layout_of.register``."""
+    return Layout(layer.batch_dim)
 
 
 @contextmanager

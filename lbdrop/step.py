@@ -14,7 +14,7 @@ from torch import Tensor
 from lbdrop import estimators
 from lbdrop._torch import indicator
 from lbdrop.dropout import LearnableDropout, NoiseLayer
-from lbdrop.masks import Layout
+from lbdrop.masks import layout_of
 from lbdrop.passes.drawer import Drawer
 
 __all__ = ["Step"]
@@ -25,7 +25,7 @@ class _Use:
 
     def __init__(self, layer: LearnableDropout, draw: estimators.Draw, keep: Tensor, stack: Tensor):
         self.layer, self.draw, self.keep, self.stack = layer, draw, keep, stack
-        self.layout = Layout(layer.batch_dim)
+        self.layout = layout_of(layer)
         self.active: Tensor | None = None
         self.slope: Tensor | None = None
 
@@ -129,11 +129,8 @@ class Step(Drawer):
         for use, gradient in zip(self.learned, self.estimator.gradients(sites) if sites else (), strict=True):
             if use.active is not None:
                 gradient = gradient * use.active
-            logit = use.layer.logit
-            if logit.dim():
-                gradient = gradient.movedim(use.layer.unit_dim, -1).flatten(0, -2).sum(0)
             # A mask's loss has an n-th of the weight that the mean over masks has, and estimators want that.
-            gradients[id(logit)] += self.masks * (gradient.sum() if not logit.dim() else gradient)
+            gradients[id(use.layer.logit)] += self.masks * use.layout.collect(gradient, use.layer)
         return [gradients[id(logit)] / self.share for logit in self.logits]
 
 

@@ -16,15 +16,15 @@ from lbdrop.errors import DropoutError
 from lbdrop.recommend.linear.methods import LINEAR, Linear
 from lbdrop.recommend.model.settings import GAUSSIAN, LEARNED, LEARNED_KINDS, METHODS, Settings
 from lbdrop.recommend.model.settings import method as get_method
-from lbdrop.recommend.number_checks import to_python_number
+from lbdrop.recommend.number_checks import check_number, to_python_number
 
-__all__ = ["METHOD_BY_DROPOUT", "MethodChoice", "choose_method", "settings_from_dict", "sized_for_data"]
+__all__ = ["METHOD_BY_DROPOUT", "FitOptions", "MethodChoice", "choose_method", "settings_from_dict", "sized_for_data"]
 
 METHOD_BY_DROPOUT = {"learned": "sivae-lbd-dense", "fixed": "vae-drop", "none": "vae", "concrete": "sivae-concrete",
               "gaussian": "sivae-gaussian"}  # fmt: skip
 """The method of a kind of dropout."""
 
-REMOVED = ("rule", "offset_scale", "settle")
+REMOVED = ("rule", "offset_scale", "settle", "both")
 """Settings that saved models of earlier versions have: how rates were learned, which does not matter to a fitted model."""
 
 EXPERTS, AUTO = "experts", "auto"
@@ -63,6 +63,38 @@ class MethodChoice:
         if "seed" in inspect.signature(kind).parameters:
             options["seed"] = seed % 2**31  # the largest that the rivals' packages accept
         return kind(**options, device=device)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a recommender is fitted, whatever its method; see :class:`~lbdrop.recommend.recommender.Recommender`."""
+
+    at_least: float | None
+    validation: float | int
+    patience: int | None
+    budget: float | None
+    seed: int
+
+    @classmethod
+    def checked(cls, choice: MethodChoice, *options: Any) -> "FitOptions":
+        """An error unless all are numbers within their bounds, and apply to the method."""
+        o = cls(*map(to_python_number, options))
+        check_number("validation", o.validation, minimum=0)
+        if isinstance(o.validation, float) and o.validation >= 1:
+            raise DropoutError(f"validation: want a share below 1 or a number of users, got {o.validation}")
+        check_number("seed", o.seed, integer=True, minimum=0, maximum=2**63 - 1)
+        if o.budget is not None:
+            check_number("budget", o.budget, above=0)
+            if not choice.together:
+                raise DropoutError(
+                    f"budget: want it without method and dropout, or with {EXPERTS!r}, got method {choice.method!r}; other"
+                    " methods have epochs= or iterations="
+                )
+        if o.at_least is not None:
+            check_number("at_least", o.at_least)
+        if o.patience is not None:
+            check_number("patience", o.patience, integer=True, minimum=1)
+        return o
 
 
 def choose_method(method: str | Settings | None, dropout: str | None, changes: dict[str, Any]) -> MethodChoice:
@@ -120,7 +152,8 @@ def sized_for_data(settings: Settings, explicit: frozenset[str], users: int, ite
 
 def settings_from_dict(values: dict[str, Any]) -> Settings:
     """Settings from a file: every name must be known, every value of its type; those of earlier versions are left out."""
-    return replace(Settings(), **_checked_fields({name: v for name, v in values.items() if name not in REMOVED}))
+    removed = REMOVED if values.get("dropout") == "learned" else (*REMOVED, "estimator")
+    return replace(Settings(), **_checked_fields({name: v for name, v in values.items() if name not in removed}))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
@@ -141,15 +174,24 @@ def _implied_changes(before: Settings, changes: dict[str, Any]) -> dict[str, Any
     Without the masks' KL, learned rates would minimise the training loss alone, and go to zero.
     """
     dropout = changes.get("dropout", before.dropout)
+    if changes.get("rates", before.rates) == "balanced" and dropout == "learned":
+        return {"mask_kl": 0.0, "samples": before.samples or LEARNED["samples"]}
     if dropout == before.dropout:
         return {}
-    both = before.both and dropout == "learned"
     if dropout not in LEARNED_KINDS:
-        return {"both": both, "extra_masks": 0, "mask_kl": 0.0, "samples": 0}
+        return {"estimator": None, "rates": "bound", "extra_masks": 0, "mask_kl": 0.0, "samples": 0}
     rate = {"rate": GAUSSIAN["rate"]} if dropout == "gaussian" else {}
     another_prior = "gaussian" in (before.dropout, dropout)
     mask_kl = 1.0 if another_prior or not before.mask_kl else before.mask_kl
-    return {"both": both, "mask_kl": mask_kl, "samples": before.samples or LEARNED["samples"], **rate}
+    estimator = before.estimator if dropout == "learned" else None
+    rates = before.rates if dropout == "learned" else "bound"
+    return {
+        "estimator": estimator,
+        "rates": rates,
+        "mask_kl": mask_kl,
+        "samples": before.samples or LEARNED["samples"],
+        **rate,
+    }
 
 
 def _options(method: str, changes: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ Results are dataframes of the caller's library. A pair of user and item is a lik
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +20,34 @@ from rich.console import Console
 from scipy.sparse import csr_array
 
 from lbdrop.errors import DropoutError
-from lbdrop.io.records import provenance
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend import saving
 from lbdrop.recommend.answer import score_files
 from lbdrop.recommend.answer.diversity import diverse_items
-from lbdrop.recommend.answer.explain import leave_one_out, through_experts
-from lbdrop.recommend.answer.history_parts import ids_fingerprint
+from lbdrop.recommend.answer.explain import effect_columns, leave_one_out, through_experts
+from lbdrop.recommend.answer.history_parts import data_identity
 from lbdrop.recommend.answer.new_items import NewItems, learn_new_items, with_new_items
-from lbdrop.recommend.answer.queries import FittedIds, Query, binarised
+from lbdrop.recommend.answer.queries import FittedIds, Query, likes_of
 from lbdrop.recommend.answer.ray_engine import get_engine
 from lbdrop.recommend.answer.scoring import (
     Best,
-    Choose,
     Scoring,
     best_items,
     popularity_scores,
     scoring,
     users_at_once,
     with_fallback,
-)
+)  # fmt: skip
 from lbdrop.recommend.answer.tables import id_series, library_of, ranked_columns, to_frame
-from lbdrop.recommend.data.frames import positions
-from lbdrop.recommend.data.interactions import Interactions, warn_of_ratings
+from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.rows import Rows
-from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.fitting import fit_model
-from lbdrop.recommend.linear.methods import LINEAR, Linear
-from lbdrop.recommend.method_args import (
-    EXPERTS,
-    choose_method,
-    settings_from_dict,
-)
+from lbdrop.recommend.linear.methods import Linear
+from lbdrop.recommend.method_args import FitOptions, choose_method
 from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.settings import Settings
 from lbdrop.recommend.model.vae import VAE
-from lbdrop.recommend.number_checks import check_number, to_python_number
 from lbdrop.recommend.train import fit as training
-from lbdrop.recommend.train.checkpoints import fingerprint
 from lbdrop.recommend.train.evaluate import Report, device_of, evaluate
 
 __all__ = ["Recommender"]
@@ -116,27 +107,10 @@ class Recommender:
         **settings: Any,
     ):
         self.requested = self.choice = choose_method(method, dropout, settings)
-        at_least, validation, patience, budget, seed = map(
-            to_python_number, (at_least, validation, patience, budget, seed)
-        )
-        check_number("validation", validation, minimum=0)
-        if isinstance(validation, float) and validation >= 1:
-            raise DropoutError(f"validation: want a share below 1 or a number of users, got {validation}")
-        check_number("seed", seed, integer=True, minimum=0, maximum=2**63 - 1)
-        if budget is not None:
-            check_number("budget", budget, above=0)
-            if not self.choice.together:
-                raise DropoutError(
-                    f"budget: want it without method and dropout, or with {EXPERTS!r}, got method {self.choice.method!r}; other"
-                    " methods have epochs= or iterations="
-                )
-        if at_least is not None:
-            check_number("at_least", at_least)
-        if patience is not None:
-            check_number("patience", patience, integer=True, minimum=1)
-        self.at_least, self.validation, self.patience, self.budget = at_least, validation, patience, budget
+        self.options = FitOptions.checked(self.choice, at_least, validation, patience, budget, seed)
+        self.at_least, self.seed = self.options.at_least, self.options.seed
+        self.device, self.progress = device, progress
         self.reason_: str | None = None
-        self.seed, self.device, self.progress = seed, device, progress
         self.settings_: Settings | None = None
         self.history_: training.History | None = None
         self.interactions_: Interactions | None = None
@@ -165,21 +139,12 @@ class Recommender:
             checkpoints: folder for the state after each epoch. A run of the same data and settings continues where it
                 stopped, bit for bit on a CPU; the state of another run is an error. Linear methods write none.
         """
-        if isinstance(interactions, Interactions):
-            data, library = interactions, "polars"
-            if self.at_least is not None:
-                raise DropoutError("at_least: want a dataframe, got Interactions; pass it to Interactions.from_frame")
-        else:
-            data = Interactions.from_frame(interactions, at_least=self.at_least)
-            library = library_of(interactions) or "polars"
-            if self.at_least is None:
-                warn_of_ratings(data)
-        data = binarised(data)
+        data, library = likes_of(interactions, self.at_least)
         found = fit_model(
-            data, self.requested, validation=self.validation, seed=self.seed, device=self.device, budget=self.budget,
-            patience=self.patience, progress=self.progress,
+            data, self.requested, validation=self.options.validation, seed=self.seed, device=self.device,
+            budget=self.options.budget, patience=self.options.patience, progress=self.progress,
             checkpoints=None if checkpoints is None else Path(checkpoints),
-            identity=None if checkpoints is None else self._identity(data),
+            identity=None if checkpoints is None else data_identity(data) | {"validation": self.options.validation},
         )  # fmt: skip
         self.model_, self.settings_, self.history_ = found.model, found.settings, found.history
         self.choice, self.reason_ = found.choice, found.reason
@@ -190,7 +155,7 @@ class Recommender:
         self.new_items_ = None
         if item_features is not None:
             device = device_of(self.model_)
-            scored = scoring(self.model_, self._averaged(None), self.seed)
+            scored = scoring(self.model_, self.samples(spread=False), self.seed)
             self.new_items_ = learn_new_items(item_features, data, scored, device, self.seed)
         return self
 
@@ -212,13 +177,6 @@ class Recommender:
     def catalogue_(self) -> pl.Series:
         """The ids of all items that can be recommended: those of fit, then the new ones."""
         return self.items_ if self.new_items_ is None else pl.concat([self.items_, self.new_items_.ids])
-
-    def _identity(self, data: Interactions) -> dict[str, Any]:
-        return {
-            "interactions": fingerprint(data.rows.indptr, data.rows.indices),
-            "ids": [ids_fingerprint(data.users), ids_fingerprint(data.items)],
-            "validation": self.validation,
-        }
 
     # ---------------------------------------------------------------------------------------------------- recommending
 
@@ -250,13 +208,10 @@ class Recommender:
             samples: masks to average, 0 for none; the default is the method's. Uncertainty needs two or more.
         """
         selected = self.fitted_ids().users(users)
-        query = self._query(k, filter_viewed, items_to_recommend, items_to_exclude, diversity, samples)
-        parts = list(self.best(selected.rows, query))
-        best = Best(
-            torch.cat([each.item for each in parts]),
-            torch.cat([each.score for each in parts]),
-            None if parts[0].spread is None else torch.cat([each.spread for each in parts if each.spread is not None]),
+        query = self.fitted_ids().query(
+            self.catalogue_, k, filter_viewed, items_to_recommend, items_to_exclude, diversity, self.samples(samples)
         )
+        best = Best.cat(list(self.best(selected.rows, query)))
         return to_frame(ranked_columns(best, selected.ids, self.catalogue_, query.samples > 1), selected.library)
 
     def score_to(
@@ -286,7 +241,9 @@ class Recommender:
             engine: "local", or "ray" for the machines of a cluster, which all have ``path``.
             address: of the Ray cluster; the default is a cluster that Ray finds, or else this machine.
         """
-        query = self._query(k, filter_viewed, items_to_recommend, items_to_exclude, diversity, samples, batch)
+        query = self.fitted_ids().query(
+            self.catalogue_, k, filter_viewed, items_to_recommend, items_to_exclude, diversity, self.samples(samples), batch
+        )  # fmt: skip
         return score_files.score_to(self, Path(path), users, query, get_engine(engine, address), self.progress)
 
     def similar_items(self, items: Any, k: int = 10) -> Any:
@@ -298,11 +255,9 @@ class Recommender:
         indices = torch.from_numpy(fitted.item_indices(ids))
         scores = self.model_.similarity(indices.to(device_of(self.model_))).float().cpu()
         best = top_items(scores, (torch.arange(len(ids)), indices), k)
-        found = ranked_columns(Best(best, scores.gather(1, best.clamp(min=0)), None), ids, self.items_, spread=False)
-        names = {"user_id": "item_id", "item_id": "similar_item_id"}
-        return to_frame(
-            {names.get(name, name): column for name, column in found.items()}, library_of(items) or self.library
-        )
+        found = Best(best, scores.gather(1, best.clamp(min=0)), None)
+        columns = ranked_columns(found, ids, self.items_, spread=False, names=("item_id", "similar_item_id"))
+        return to_frame(columns, library_of(items) or self.library)
 
     def explain(self, user_or_history: Any, item: Any, *, samples: int | None = None) -> Any:
         """Which of the user's items support this one: ``item_id``, ``effect``, ``share``, the strongest support first.
@@ -329,13 +284,7 @@ class Recommender:
         else:
             scored = with_new_items(scoring(self.model_, self.samples(samples), self.seed), self.new_items_)
             effect = leave_one_out(scored, history, int(target), len(self.items_), device).numpy()
-        order = np.argsort(-effect, kind="stable")
-        total = np.abs(effect).sum()
-        columns = {
-            "item_id": self.items_.gather(history[order]),
-            "effect": pl.Series(effect[order]),
-            "share": pl.Series(np.abs(effect[order]) / (total if total > 0 else 1.0)),
-        } | {name: pl.Series(each[order]) for name, each in experts.items()}
+        columns = effect_columns(self.items_.gather(history), effect, experts)
         return to_frame(columns, library)
 
     def rates(self) -> Any:
@@ -360,20 +309,8 @@ class Recommender:
             samples: masks to average; the default is the method's.
             measures: ``recall`` and ``ndcg``, tuples of k.
         """
-        if isinstance(held_out, HeldOut):
-            held, unknown = held_out, 0
-        else:
-            held, unknown = self.fitted_ids().held_out(held_out, self.seed % 2**32)
-        if held.fold_in.shape != (shape := (len(held.users), len(self.items_))):
-            raise DropoutError(
-                f"held_out: want rows of shape {shape}, on this model's items, got {held.fold_in.shape}; pass a dataframe"
-            )
-        if not held.scored:
-            raise DropoutError(
-                f"held_out: want users with items to find, got none among {len(held.users):,}; new users need five known"
-                " items, known ones an item they did not have"
-            )
-        scored = self._scored(self._averaged(samples))
+        held, unknown = self.fitted_ids().held_out(held_out, self.seed % 2**32)
+        scored = self._scored(self.samples(samples, spread=False))
         report = evaluate(
             lambda batch: scored(batch).scores, held, likes=torch.from_numpy(self.likes_), device=device_of(self.model_),
             batch=users_at_once(len(self.items_)), **measures,
@@ -395,12 +332,10 @@ class Recommender:
 
     def saved(self, interactions: Interactions | None) -> saving.Saved:
         """The content of this model's folder, with these histories."""
-        settings = self.choice.options if self.settings_ is None else asdict(self.settings_)
         header = {
-            "method": self.choice.method, "settings": settings, "seed": self.seed, "at_least": self.at_least,
-            "library": self.library, "items": len(self.items_),
+            **saving.method_record(self.choice, self.settings_, self.history_), "seed": self.seed,
+            "at_least": self.at_least, "library": self.library, "items": len(self.items_),
             "users": None if interactions is None else len(interactions.users),
-            "history": None if self.history_ is None else asdict(self.history_), "provenance": provenance(),
         }  # fmt: skip
         return saving.Saved(header, self.state(), self.items_, self.likes_, interactions, self.new_items_)
 
@@ -416,18 +351,10 @@ class Recommender:
         place = Path(folder)
         saved = saving.read(place)
         header = saved.header
-        try:
-            new = cls(seed=header["seed"], at_least=header["at_least"], device=device)
-            if header["method"] in LINEAR:
-                new.choice = choose_method(header["method"], None, header["settings"])
-            else:
-                new.choice = choose_method(settings_from_dict(header["settings"]), None, {})
-                new.settings_, new.history_ = new.choice.settings, training.History(**header["history"])
-        except (DropoutError, TypeError) as error:
-            raise DropoutError(f"{place / saving.HEADER}: {error}") from error
-        new.requested = new.choice
+        new = cls(seed=header["seed"], at_least=header["at_least"], device=device)
+        new.choice, new.history_ = saving.method_of(place, header)
+        new.requested, new.settings_, new.library = new.choice, new.choice.settings, header["library"]
         new.model_ = saving.rebuild(place, saved, new.choice, device)
-        new.library = header["library"]
         new.items_, new.likes_, new.interactions_ = saved.items, saved.likes, saved.interactions
         new.new_items_ = None if saved.new_items is None else saved.new_items.to(device_of(new.model_))
         return new
@@ -440,71 +367,26 @@ class Recommender:
             raise DropoutError("this recommender is not fitted; call fit(interactions) first")
         return FittedIds(self.items_, self.interactions_, self.at_least, self.library)
 
-    def samples(self, samples: int | None = None) -> int:
-        """The number of masks to average; 0 for a model without masks."""
+    def samples(self, samples: int | None = None, spread: bool = True) -> int:
+        """The number of masks to average; 0 for a model without masks, or, without ``spread``, whose scores need none."""
         if samples is not None and samples < 0:
             raise DropoutError(f"samples: want 0 (no masks) or more, got {samples}")
-        if self.settings_ is None or self.settings_.dropout == "none":
+        if self.settings_ is None or self.settings_.dropout == "none" or not (spread or self.model_.averages_masks):
             return 0
         return self.settings_.samples if samples is None else samples
 
-    def _averaged(self, samples: int | None) -> int:
-        """The masks that scores depend on."""
-        chosen = self.samples(samples)
-        return chosen if self.model_.averages_masks else 0
-
     def _scored(self, samples: int) -> Scoring:
         """Scores of the items of fit."""
-        return with_fallback(
-            scoring(self.model_, samples, self.seed), popularity_scores(self.likes_).to(device_of(self.model_))
-        )
-
-    def _query(
-        self,
-        k: int,
-        filter_viewed: bool,
-        items_to_recommend: Any,
-        items_to_exclude: Any,
-        diversity: float,
-        samples: int | None,
-        batch: int | None = None,
-    ) -> Query:
-        check_number("diversity", diversity, minimum=0, maximum=1)
-        items, excluded = None, ()
-        if items_to_recommend is not None:
-            items = self._indices_of(items_to_recommend, "items_to_recommend")
-            if not items:
-                raise DropoutError(
-                    f"items_to_recommend: want items of fit, got none among {len(id_series(items_to_recommend, '')):,}"
-                )
-        if items_to_exclude is not None:
-            excluded = self._indices_of(items_to_exclude, "items_to_exclude")
-            if not set(range(len(self.catalogue_)) if items is None else items) - set(excluded):
-                raise DropoutError(
-                    "items_to_exclude: want an item left to recommend, got all of them; leave some out of the list"
-                )
-        return Query(k, filter_viewed, items, self.samples(samples), batch, excluded, float(diversity))
-
-    def _indices_of(self, ids: Any, name: str) -> tuple[int, ...]:
-        """The indices of those of these items that the model knows."""
-        indices = positions(id_series(ids, name), self.catalogue_, name)
-        return tuple(np.unique(indices[indices >= 0]).tolist())
-
-    def _choose(self, diversity: float) -> Choose:
-        if not diversity:
-            return top_items
-        return lambda scores, seen, k: diverse_items(self.model_, scores, seen, k, diversity, len(self.items_))
+        popular = popularity_scores(self.likes_).to(device_of(self.model_))
+        return with_fallback(scoring(self.model_, samples, self.seed), popular)
 
     def best(self, rows: csr_array, query: Query) -> Iterator[Best]:
         """The best items of these rows, one batch at a time."""
-        device, allowed = device_of(self.model_), None
-        if query.items is not None or query.excluded:
-            allowed = torch.full((len(self.catalogue_),), query.items is None)
-            allowed[list(query.items or ())] = True
-            allowed[list(query.excluded)] = False
-            allowed = allowed.to(device)
+        device, allowed = device_of(self.model_), query.allowed(len(self.catalogue_))
+        diverse = partial(diverse_items, self.model_, diversity=query.diversity, fitted=len(self.items_))
         with torch.no_grad():
             yield from best_items(
                 with_new_items(self._scored(query.samples), self.new_items_), Rows.from_csr(rows, device), query.k,
-                filter_viewed=query.filter_viewed, allowed=allowed, batch=query.batch, choose=self._choose(query.diversity),
+                filter_viewed=query.filter_viewed, allowed=None if allowed is None else allowed.to(device),
+                batch=query.batch, choose=diverse if query.diversity else top_items,
             )  # fmt: skip

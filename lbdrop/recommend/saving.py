@@ -13,6 +13,7 @@ and ranges are checked before anything is built from a file.
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +29,19 @@ from torch import Tensor
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import PART, replacing
 from lbdrop.io.manifest import Kind, is_ours, read_header, reading, write_header
+from lbdrop.io.records import provenance
 from lbdrop.recommend.answer.new_items import NewItems
 from lbdrop.recommend.answer.tables import LIBRARIES
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.item_features import encode
 from lbdrop.recommend.data.parquet_sizes import check_ids_fit
 from lbdrop.recommend.data.polars_panics import panics_as_errors
-from lbdrop.recommend.linear.methods import Blend, Linear
-from lbdrop.recommend.method_args import MethodChoice
+from lbdrop.recommend.linear.methods import LINEAR, Blend, Linear
+from lbdrop.recommend.method_args import MethodChoice, choose_method, settings_from_dict
 from lbdrop.recommend.model.product import Product
 from lbdrop.recommend.model.settings import Settings
 from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.fit import History
 
 __all__ = ["Saved", "check_target", "read", "rebuild", "write"]
 
@@ -162,6 +165,24 @@ def _read_new_items(folder: Path, header: dict[str, Any], items: pl.Series) -> N
         if width + encode([s for s in plan if s["kind"] != "embedding"], blank).shape[1] != len(mean):
             raise ValueError("features that do not fit the tensors")
         return NewItems(plan, mean.double().numpy(), weights, ids, features, float(header["features"]["ridge"]))
+
+
+def method_record(choice: MethodChoice, settings: Settings | None, history: History | None) -> dict[str, Any]:
+    """What a header says of the method, and where it was fitted."""
+    return {
+        "method": choice.method, "settings": choice.options if settings is None else asdict(settings),
+        "history": None if history is None else asdict(history), "provenance": provenance(),
+    }  # fmt: skip
+
+
+def method_of(folder: Path, header: dict[str, Any]) -> tuple[MethodChoice, History | None]:
+    """The method of a saved model, and how its network was trained."""
+    try:
+        if header["method"] in LINEAR:
+            return choose_method(header["method"], None, header["settings"]), None
+        return choose_method(settings_from_dict(header["settings"]), None, {}), History(**header["history"])
+    except (DropoutError, TypeError) as error:
+        raise DropoutError(f"{folder / HEADER}: {error}") from error
 
 
 def rebuild(

@@ -64,6 +64,8 @@ class Runner:
         self.model, self.layers = model, noise_layers(model)
         self.plan, self.budget = (Plan(estimator, 1.0), None) if isinstance(estimator, Estimator) else (None, estimator)
         self.masks, self.coupled = masks, coupled
+        self.toss = self._toss
+        """Gives a number from 0 to 1: rates learn in a step where it is below their share."""
         self.seed: int | None = None
         """What the processes that train together have in common in this step."""
         self.unreached, self.generator = unreached, generator
@@ -82,7 +84,7 @@ class Runner:
         if self.first_pass and 0 < plan.share < 1:
             self._try_step(Step(layers, plan.estimator, self.generator), losses)
         step = Step(layers, plan.estimator, self.generator, self.masks, plan.share)
-        if plan.share == 1 or (plan.share and torch.is_grad_enabled() and self._toss() < plan.share):
+        if plan.share == 1 or (plan.share and torch.is_grad_enabled() and self.toss() < plan.share):
             result = self.run(losses, step.masks, step)
         else:
             result = self.run(losses, 1, PlainMasks(self.generator, watched=self.first_pass))
@@ -162,7 +164,7 @@ class Runner:
 
     def _check_examples(self, step: Step, result: Tensor) -> None:
         for use in step.learned:
-            rows = use.draw.z.shape[1:][use.layout.axis]
+            rows = use.layout.rows(use.draw.z.shape[1:])
             if rows % result.shape[1]:
                 name = next(name for name, layer in self.layers.items() if layer is use.layer)
                 raise DropoutError(

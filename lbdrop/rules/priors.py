@@ -21,7 +21,7 @@ from lbdrop.masks import entropy
 from lbdrop.rivals import FixedDropout, GaussianDropout
 from lbdrop.sites.lora import RankGate
 
-__all__ = ["bernoulli_kl", "expected_norms", "mask_kl", "norms_fed_by", "outgoing_norms"]
+__all__ = ["bernoulli_kl", "expected_norms", "gaussian_kl", "mask_kl", "norms_fed_by", "outgoing_norms"]
 
 
 @singledispatch
@@ -51,10 +51,7 @@ def _(
 def _(
     layer: GaussianDropout, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
 ) -> Float[Tensor, ""]:
-    """Against the log-uniform prior, by the cubic of Kingma et al. 2015, equation 14."""
-    a = layer.variance()
-    negative = 0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3
-    return -negative.sum() * (1 if layer.units else units)
+    return gaussian_kl(layer).sum() * (1 if layer.units else units)
 
 
 @mask_kl.register(RankGate)
@@ -63,6 +60,12 @@ def _(
 ) -> Float[Tensor, ""]:
     """A prior of its own: an open rank has a cost."""
     return (layer.cost * layer.keep - entropy(layer.logit)).sum()
+
+
+def gaussian_kl(layer: GaussianDropout) -> Float[Tensor, "*units"]:
+    """Of every unit against the log-uniform prior, by the cubic of Kingma et al. 2015, equation 14."""
+    a = layer.variance()
+    return -(0.5 * torch.log(a) + 1.16145124 * a - 1.50204118 * a**2 + 0.58629921 * a**3)
 
 
 def bernoulli_kl(logit: Float[Tensor, "*units"], prior_keep: float = 0.5) -> Float[Tensor, "*units"]:

@@ -26,10 +26,9 @@ from starlette.responses import Response
 
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve import schemas
-from lbdrop.serve.batch_scoring import EMPTY_HISTORY
 from lbdrop.serve.batching import Batcher, QueueFull
 from lbdrop.serve.errors import ApiError, add_error_handlers
-from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
+from lbdrop.serve.inference import EMPTY_HISTORY, HistoryQuery, InferenceEngine, Result, SimilarQuery
 from lbdrop.serve.middleware import SECURITY_HEADERS, Gate
 from lbdrop.serve.translation import SearchQuery, Translator
 

@@ -8,22 +8,34 @@ titles belong to :mod:`lbdrop.serve.catalogue`.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lbdrop.metrics.ranking import top_items
 from lbdrop.recommend.answer.diversity import diverse_items
-from lbdrop.recommend.answer.new_items import extended
-from lbdrop.recommend.answer.scoring import Scored, popularity_scores
+from lbdrop.recommend.answer.new_items import extended, with_new_items
+from lbdrop.recommend.answer.scoring import (
+    Histories,
+    Scored,
+    batches_of,
+    padding_rows,
+    popularity_scores,
+    scoring,
+    without_each,
+)
 from lbdrop.recommend.linear.methods import Popularity
 from lbdrop.recommend.recommender import Recommender
-from lbdrop.serve.batch_scoring import BatchScorer, ItemIndices, padding_rows
+from lbdrop.recommend.train.evaluate import device_of
 
-__all__ = ["HistoryQuery", "InferenceEngine", "Result", "SimilarQuery"]
+__all__ = ["EMPTY_HISTORY", "HistoryQuery", "InferenceEngine", "ItemIndices", "Result", "SimilarQuery"]
+
+ItemIndices = Int64[np.ndarray, "n"]
+EMPTY_HISTORY = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +62,8 @@ class HistoryQuery:
         """Histories to score."""
         return 1 + len(self.history) * self.reasons
 
-    def histories(self) -> list[ItemIndices]:
-        missing = range(len(self.history)) if self.reasons else ()
-        return [self.history, *(np.delete(self.history, each) for each in missing)]
+    def histories(self) -> Histories:
+        return chain([self.history], without_each(self.history) if self.reasons else ())
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,12 @@ class InferenceEngine:
     """A fitted recommender that answers in batches; not thread-safe."""
 
     def __init__(self, recommender: Recommender):
-        self.model, self.scorer = recommender.model_, BatchScorer(recommender)
-        popular = Scored(popularity_scores(recommender.likes_)[None].float().to(self.scorer.device))
+        self.model, self.items = recommender.model_, len(recommender.items_)
+        self.device = device_of(self.model)
+        self.samples = recommender.samples()
+        own = scoring(self.model, self.samples, recommender.seed)
+        self.scoring = with_new_items(own, recommender.new_items_)
+        popular = Scored(popularity_scores(recommender.likes_)[None].float().to(self.device))
         self.popularity_scores = extended(popular, recommender.new_items_).scores[0]
         self.can_compare = not isinstance(recommender.model_, Popularity)
         """Whether the method can compare items."""
@@ -94,7 +109,11 @@ class InferenceEngine:
         return [next(results if isinstance(query, HistoryQuery) else similar) for query in queries]
 
     def _history_results(self, queries: Sequence[HistoryQuery]) -> list[Result]:
-        scores, spread = self.scorer([row for query in queries for row in query.histories()])
+        rows = [row for query in queries for row in query.histories()]
+        parts = [self.scoring(batch) for batch in batches_of(rows, self.items, self.device)]
+        scores = torch.cat([part.scores for part in parts]).float()
+        spreads = [part.spread for part in parts if part.spread is not None]
+        spread = torch.cat(spreads) if spreads else None
         first_rows = np.cumsum([0, *(query.rows for query in queries)])[:-1]
         place = torch.from_numpy(first_rows).to(scores.device)
         # An empty history gets the most popular items; but a history of one item without that item is scored by the model.
@@ -138,7 +157,7 @@ class InferenceEngine:
                 query.targets is None and query.diversity
             ):  # alone, so that other queries do not change how sums are rounded
                 one = slice(place, place + 1)
-                row = diverse_items(self.model, scores[one], seen[one], query.k, query.diversity, self.scorer.items)[0]
+                row = diverse_items(self.model, scores[one], seen[one], query.k, query.diversity, self.items)[0]
                 chosen[place] = row[row >= 0]
         return [
             chosen[place] if query.targets is None else torch.from_numpy(query.targets).to(scores.device)
@@ -149,7 +168,7 @@ class InferenceEngine:
     def _similar_results(self, queries: Sequence[SimilarQuery]) -> list[Result]:
         items = [query.item for query in queries]
         padded = torch.tensor(items + [0] * padding_rows(len(items)))  # for the same reason as histories
-        scores = self.model.similarity(padded.to(self.scorer.device))[: len(items)].float().cpu()
+        scores = self.model.similarity(padded.to(self.device))[: len(items)].float().cpu()
         results = []
         for query, row in zip(queries, scores, strict=True):
             best = top_items(row[None], (torch.zeros(1, dtype=torch.long), torch.tensor([query.item])), query.k)[0]

@@ -10,10 +10,9 @@ from lbdrop.io.records import provenance
 from lbdrop.recommend.linear.methods import Linear
 from lbdrop.recommend.recommender import Recommender
 from lbdrop.serve import schemas
-from lbdrop.serve.batch_scoring import ItemIndices
 from lbdrop.serve.catalogue import Catalogue, index_by_text, json_ids, words_of
 from lbdrop.serve.errors import ApiError, shortened
-from lbdrop.serve.inference import HistoryQuery, InferenceEngine, Result, SimilarQuery
+from lbdrop.serve.inference import HistoryQuery, InferenceEngine, ItemIndices, Result, SimilarQuery
 
 __all__ = ["SearchQuery", "Translator"]
 
@@ -61,7 +60,7 @@ class Translator:
             "items": len(self.catalogue),
             "users": None if self.users is None else len(self.users),
             "titles": self.catalogue.titled_items,
-            "samples": self.engine.scorer.samples,
+            "samples": self.engine.samples,
             "log_probability": not isinstance(self.recommender.model_, Linear),
             "similar": self.engine.can_compare,
             "versions": provenance()["versions"],

@@ -22,8 +22,7 @@ from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.data.rows import Rows
 from lbdrop.recommend.data.shop import generate_shop
 from lbdrop.recommend.data.splits import split_users
-from lbdrop.recommend.model import vae
-from lbdrop.recommend.model.row_masks import RowMasks
+from lbdrop.recommend.model.row_dropout import SparseRows
 from lbdrop.recommend.model.settings import method
 from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.train import loop
@@ -156,7 +155,7 @@ def likes(users: int = EXAMPLES, items: int = 15) -> csr_array:
 def recommender_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]:
     """Of the autoencoder's bound through Fabric's wrapper, with the noise that one process would draw."""
     torch.manual_seed(5)
-    settings = method(name, hidden=8, latent=4)
+    settings = method(name, hidden=8, latent=4, estimator="double-cv-3" if name == "sivae-lbd" else None)
     rows, mine = Rows.from_csr(likes()), share(rank, ranks)
     model = VAE(rows.items, settings).double()
     steps = loop.Loop(model, rows, settings, loop.launch("cpu", "64-true"))
@@ -164,23 +163,18 @@ def recommender_gradients(name: str, rank: int, ranks: int) -> dict[str, Tensor]
     entries = slice(int(rows.starts[mine.start]), int(rows.starts[mine.stop]))
     generator = torch.Generator().manual_seed(6)
 
-    def whole(keep: Tensor) -> Tensor:  # what others draw at does not change what is drawn here
-        return torch.full((rows.entries,), 0.5, dtype=keep.dtype).index_copy(0, torch.arange(entries.start, entries.stop), keep)  # fmt: skip
+    def uniform(blank: Tensor, **_: Any) -> Tensor:  # what others draw is drawn here too
+        whole = torch.rand(*blank.shape[:-1], rows.entries, dtype=blank.dtype, generator=generator)
+        return blank.copy_(whole[..., entries])
 
-    antithetic, draw = vae.antithetic, RowMasks.draw
-
-    def pairs(keep: Tensor, n: int, shape: Any, _: Any) -> Draw:
-        found = antithetic(whole(keep), n, (shape[0], rows.entries), generator)
-        return Draw(found.z[..., entries], found.uniforms[..., entries])
-
-    def masks(self: RowMasks, count: int, logits: Tensor, _: Any) -> Tensor:
-        return draw(self, count, whole(logits), generator)[:, entries]
+    def uniforms(self: SparseRows, shape: tuple[int, ...], *_: Any) -> Tensor:
+        return uniform(torch.empty(shape, dtype=torch.float64))
 
     def noise(self: VAE, *_: Any) -> Tensor:
         return torch.randn(EXAMPLES, 4, dtype=torch.float64, generator=generator)[mine]
 
-    with mock.patch.object(vae, "antithetic", pairs), mock.patch.object(RowMasks, "draw", masks), mock.patch.object(VAE, "latent_noise", noise):  # fmt: skip
-        steps.fabric.backward(steps.loss(loop._Work(batch, torch.tensor(0.3), None)).total)
+    with mock.patch.object(Tensor, "uniform_", uniform), mock.patch.object(SparseRows, "uniforms", uniforms), mock.patch.object(VAE, "latent_noise", noise):  # fmt: skip
+        steps.fabric.backward(steps.objective(batch, torch.tensor(0.3), None).total)
     return gradients(model)
 
 

@@ -1,6 +1,7 @@
 """``Recommender()`` with nothing set: what it chooses, says, refuses and saves."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -35,7 +36,7 @@ def test_default_is_a_linear_model_with_or_without_a_network(shop: Shop) -> None
 def test_second_fit_chooses_anew(shop: Shop) -> None:
     model = Recommender(progress=False, budget=1e-3).fit(shop.interactions)
     assert model.choice.method == "blend"
-    model.budget = None
+    model.options = replace(model.options, budget=None)
     assert "no time" not in (model.fit(shop.interactions).reason_ or "")
 
 

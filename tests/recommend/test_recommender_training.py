@@ -37,7 +37,7 @@ def test_validation_users_are_not_trained_on(learned: Recommender) -> None:
     assert best["validation"]["ndcg@100"] == max(e["validation"]["ndcg@100"] for e in learned.history_.epochs)
     model = Recommender(**FAMILIES["learned"], progress=False)
     data = Interactions.from_frame(checkerboard())
-    trained, held = hold_out(data, model.validation, model.seed)
+    trained, held = hold_out(data, model.options.validation, model.seed)
     assert held is not None
     assert len(held.users) == 20
     assert not set(trained.users) & set(held.users)

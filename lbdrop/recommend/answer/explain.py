@@ -8,19 +8,18 @@ the item is missing for it alone, averaged over whether it is missing for the ot
 the shorter history changes for both is halved).
 """
 
-from collections.abc import Iterator
+from itertools import chain, repeat
 
 import numpy as np
+import polars as pl
 import torch
 from jaxtyping import Float, Int64
-from scipy.sparse import csr_array
 from torch import Tensor
 
-from lbdrop.recommend.answer.scoring import Scoring, users_at_once
-from lbdrop.recommend.data.rows import Batch, Rows
+from lbdrop.recommend.answer.scoring import Scoring, batches_of, without_each
 from lbdrop.recommend.model.product import Experts, Product
 
-__all__ = ["leave_one_out", "through_experts"]
+__all__ = ["effect_columns", "leave_one_out", "through_experts"]
 
 
 def leave_one_out(
@@ -39,9 +38,10 @@ def leave_one_out(
         items: size of the catalogue.
         device: where the model is.
     """
+    batches = batches_of(chain([history], without_each(history)), items, device)
     with torch.no_grad():
-        whole, *shortened = (scored(b).scores[:, item].double().cpu() for b in _histories(history, items, device))
-    return whole - torch.cat(shortened)
+        scores = torch.cat([scored(batch).scores[:, item].double().cpu() for batch in batches])
+    return scores[0] - scores[1:]
 
 
 @torch.no_grad()
@@ -49,13 +49,13 @@ def through_experts(
     model: Product, history: Int64[np.ndarray, "n"], item: int, device: torch.device | str | None = None
 ) -> Float[Tensor, "n 2"]:
     """The same of a product, by expert: through the linear model, and through the network."""
-    whole, *shortened = _histories(history, model.network.items, device)
+    (whole,) = batches_of([history], model.network.items, device)
     full = model.experts(whole)
     before = model.combined(full, whole)[0, item].double()
     found = []
-    for batch in shortened:
+    for batch in batches_of(without_each(history), model.network.items, device):
         short = model.experts(batch)
-        same = next(_histories(history, model.network.items, device, copies=batch.size))
+        (same,) = batches_of(repeat(history, batch.size), model.network.items, device)
         network, linear = (
             model.combined(each, same)[:, item].double()
             for each in (
@@ -68,25 +68,11 @@ def through_experts(
     return torch.cat(found).cpu()
 
 
-def _histories(
-    history: Int64[np.ndarray, "n"], items: int, device: torch.device | str | None, copies: int = 1
-) -> Iterator[Batch]:
-    """The whole history in some copies, then batches of it without each item in turn."""
-    n = len(history)
-    whole = np.tile(history, copies), np.arange(copies + 1) * n
-    yield _batch(csr_array((np.ones(n * copies, np.float32), *whole), shape=(copies, items)), device)
-    at_once = users_at_once(max(items, n))
-    for first in range(0, n, at_once):
-        missing = np.arange(first, min(first + at_once, n))
-        kept = np.arange(n) != missing[:, None]
-        columns = np.broadcast_to(history, kept.shape)[kept]
-        starts = np.arange(len(missing) + 1) * (n - 1)
-        yield _batch(
-            csr_array((np.ones(len(columns), np.float32), columns, starts), shape=(len(missing), items)), device
-        )
-
-
-def _batch(rows: csr_array, device: torch.device | str | None) -> Batch:
-    rows.sort_indices()
-    on_device = Rows.from_csr(rows, device)
-    return on_device.batch(range(on_device.users))
+def effect_columns(
+    items: pl.Series, effect: Float[np.ndarray, "n"], experts: dict[str, np.ndarray]
+) -> dict[str, pl.Series]:
+    """A row for each item of a history, the strongest support first; shares are of the sum of all absolute effects."""
+    order, total = np.argsort(-effect, kind="stable"), np.abs(effect).sum()
+    share = np.abs(effect) / (total if total > 0 else 1.0)
+    columns = {"effect": effect, "share": share, **experts}
+    return {"item_id": items.gather(order)} | {name: pl.Series(each[order]) for name, each in columns.items()}

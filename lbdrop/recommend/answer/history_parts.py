@@ -18,7 +18,7 @@ from lbdrop.recommend.data.frames import name_columns, read_columns
 from lbdrop.recommend.data.interactions import Interactions
 from lbdrop.recommend.train.checkpoints import fingerprint
 
-__all__ = ["HistoryParts", "RangeParts", "SpooledParts", "ids_fingerprint", "split_into_parts"]
+__all__ = ["HistoryParts", "RangeParts", "SpooledParts", "data_identity", "ids_fingerprint", "split_into_parts"]
 
 ROWS_PER_PART = 4_000_000
 """Rows of a lazy frame in a part, on average; a frame with no more rows is read into memory."""
@@ -124,6 +124,14 @@ def split_into_parts(users: Any, fitted: FittedIds, size: int) -> HistoryParts:
             content = " ".join(map(str, found.row(0)))
             return SpooledParts(fitted, users, -(-rows // ROWS_PER_PART), content)
     return RangeParts(fitted.users(users), size)
+
+
+def data_identity(data: Interactions) -> dict[str, Any]:
+    """Differs for other interactions, users or items."""
+    return {
+        "interactions": fingerprint(data.rows.indptr, data.rows.indices),
+        "ids": [ids_fingerprint(data.users), ids_fingerprint(data.items)],
+    }
 
 
 def ids_fingerprint(ids: pl.Series) -> str:

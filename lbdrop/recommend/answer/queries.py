@@ -5,16 +5,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from jaxtyping import Int64
+import torch
+from jaxtyping import Bool, Int64
 from scipy.sparse import csr_array, diags_array
+from torch import Tensor
 
 from lbdrop.errors import DropoutError
 from lbdrop.recommend.answer.tables import column_names, id_series, is_frame, library_of
 from lbdrop.recommend.data.frames import Indices, positions, same_kind
-from lbdrop.recommend.data.interactions import Interactions
+from lbdrop.recommend.data.interactions import Interactions, warn_of_ratings
 from lbdrop.recommend.data.splits import HeldOut, fold_in, fold_in_by_time
+from lbdrop.recommend.number_checks import check_number
 
-__all__ = ["FittedIds", "Query", "SelectedUsers", "binarised"]
+__all__ = ["FittedIds", "Query", "SelectedUsers", "binarised", "likes_of"]
 
 
 class SelectedUsers(NamedTuple):
@@ -41,6 +44,15 @@ class Query:
     diversity: float = 0.0
     """Between 0, the best scores, and 1, the items least alike."""
 
+    def allowed(self, catalogue: int) -> Bool[Tensor, "items"] | None:
+        """Which items of the catalogue may be recommended; ``None`` for all."""
+        if self.items is None and not self.excluded:
+            return None
+        found = torch.full((catalogue,), self.items is None)
+        found[list(self.items or ())] = True
+        found[list(self.excluded)] = False
+        return found
+
 
 class FittedIds(NamedTuple):
     """Ids and histories of a fitted recommender."""
@@ -49,6 +61,34 @@ class FittedIds(NamedTuple):
     interactions: Interactions | None
     at_least: float | None
     library: str
+
+    def query(
+        self,
+        catalogue: pl.Series,
+        k: int,
+        filter_viewed: bool,
+        allowed: Any,
+        excluded: Any,
+        diversity: float,
+        samples: int,
+        batch: int | None = None,
+    ) -> Query:
+        """The query of these arguments, with ids of items, of which unknown ones are ignored."""
+        check_number("diversity", diversity, minimum=0, maximum=1)
+
+        def indices_of(ids: Any, name: str) -> tuple[int, ...]:
+            indices = positions(id_series(ids, name), catalogue, name)
+            return tuple(np.unique(indices[indices >= 0]).tolist())
+
+        chosen = None if allowed is None else indices_of(allowed, "items_to_recommend")
+        if chosen == ():
+            raise DropoutError(f"items_to_recommend: want items of fit, got none among {len(id_series(allowed, '')):,}")
+        never = () if excluded is None else indices_of(excluded, "items_to_exclude")
+        if never and not set(range(len(catalogue)) if chosen is None else chosen) - set(never):
+            raise DropoutError(
+                "items_to_exclude: want an item left to recommend, got all of them; leave some out of the list"
+            )
+        return Query(k, filter_viewed, chosen, samples, batch, never, float(diversity))
 
     def users(self, users: Any) -> SelectedUsers:
         """Users by ids, each once, all if ``None``; or a dataframe of histories."""
@@ -91,11 +131,23 @@ class FittedIds(NamedTuple):
             raise DropoutError("history: want at least one item that the model knows, got none; pass items of fit")
         return np.asarray(indices, dtype=np.int64), library
 
-    def held_out(self, frame: Any, seed: int) -> tuple[HeldOut, int]:
+    def held_out(self, given: Any, seed: int) -> tuple[HeldOut, int]:
+        """Users with items to find, of whom there must be some, and how many rows are of items that the model does not have."""
+        held, unknown = (given, 0) if isinstance(given, HeldOut) else self._split(given, seed)
+        if held.fold_in.shape != (shape := (len(held.users), len(self.items))):
+            raise DropoutError(
+                f"held_out: want rows of shape {shape}, on this model's items, got {held.fold_in.shape}; pass a dataframe"
+            )
+        if not held.scored:
+            raise DropoutError(
+                f"held_out: want users with items to find, got none among {len(held.users):,}; new users need five known"
+                " items, known ones an item they did not have"
+            )
+        return held, unknown
+
+    def _split(self, frame: Any, seed: int) -> tuple[HeldOut, int]:
         """Fitted users with the items they did not have in fit; new users with a fifth of their items held out, the newest if
         there is a column ``datetime``.
-
-        Also the number of rows of items that the model does not have.
 
         If ids are text here and numbers in fit, or the other way round, all users are new.
         """
@@ -151,6 +203,18 @@ class FittedIds(NamedTuple):
     def _known_items(self, ids: pl.Series) -> Indices:
         found = positions(ids, self.items, "item_id")
         return np.unique(found[found >= 0]).astype(np.int64)
+
+
+def likes_of(interactions: Any, at_least: float | None) -> tuple[Interactions, str]:
+    """The likes of a dataframe, or of :class:`Interactions`, and the library of the dataframe."""
+    if isinstance(interactions, Interactions):
+        if at_least is not None:
+            raise DropoutError("at_least: want a dataframe, got Interactions; pass it to Interactions.from_frame")
+        return binarised(interactions), "polars"
+    data = Interactions.from_frame(interactions, at_least=at_least)
+    if at_least is None:
+        warn_of_ratings(data)
+    return binarised(data), library_of(interactions) or "polars"
 
 
 def binarised(interactions: Interactions) -> Interactions:

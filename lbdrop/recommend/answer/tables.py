@@ -60,14 +60,16 @@ def to_frame(columns: dict[str, pl.Series], library: str) -> Any:
     return nw.from_dict({name: column.to_numpy() for name, column in columns.items()}, backend=library).to_native()  # pyright: ignore[reportArgumentType]
 
 
-def ranked_columns(best: Best, users: pl.Series, items: pl.Series, spread: bool) -> dict[str, pl.Series]:
+def ranked_columns(
+    best: Best, users: pl.Series, items: pl.Series, spread: bool, names: tuple[str, str] = ("user_id", "item_id")
+) -> dict[str, pl.Series]:
     """A row for every recommended item: user, item, score, rank from 1 and, with ``spread``, the uncertainty."""
     index, score = best.item.numpy(), best.score.numpy()
     present = index >= 0
     row, rank = np.nonzero(present)
     columns = {
-        "user_id": users.gather(row),
-        "item_id": items.gather(index[present]),
+        names[0]: users.gather(row),
+        names[1]: items.gather(index[present]),
         "score": pl.Series(score[present]),
         "rank": pl.Series(rank + 1),
     }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lbdrop.recommend.data.rows import Batch
 from lbdrop.recommend.model.networks import Encoder, Posterior
-from lbdrop.recommend.model.row_masks import row_values
+from lbdrop.recommend.model.row_dropout import plain_values
 
 __all__ = ["CompositePrior", "NormalPrior", "VampPrior", "gaussian_kl", "gaussian_log_density"]
 
@@ -116,8 +116,8 @@ class CompositePrior(nn.Module):
 
     def density(self, encoder: Encoder, batch: Batch) -> Density:
         with torch.no_grad():
-            row = row_values(None, None, batch, encoder.settings, encoder.table.weight.dtype)
-            old = self.old(row, batch)
+            row = plain_values(batch, encoder.settings.normalise, encoder.table.weight.dtype)
+            old = self.old(row[None], batch)
 
         def log_density(eta: Tensor) -> Tensor:
             zero = torch.zeros_like(eta)

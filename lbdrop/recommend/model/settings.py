@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 from lbdrop.errors import DropoutError
+from lbdrop.estimators import get as get_estimator
 from lbdrop.recommend.number_checks import check_number
 
 __all__ = ["METHODS", "Settings", "method"]
@@ -76,9 +77,11 @@ class Settings:
     """Where the row gets length 1: before the mask, which is then scaled by 1/keep, or after; 'none' only scales."""
     mask_kl: float = 0.0
     """Weight of KL(Ber(keep) ‖ Ber(½)) for each item of a row."""
-    estimator: Literal["disarm", "arm"] = "disarm"
-    both: bool = False
-    """Train the weights through the mirrored masks too."""
+    rates: Literal["bound", "balanced"] = "bound"
+    """How learned rates learn: by the paper's bound, or by balanced noise on the rows of validation users."""
+    estimator: str | None = None
+    """Of the learned rates, by name as for :class:`lbdrop.Objective`, in every step. ``None``: the best that fits into 1.25
+    plain steps on average."""
     samples: int = 0
     """Masks averaged at test time; 0 runs the model once, without masks."""
 
@@ -128,8 +131,23 @@ class Settings:
             raise DropoutError(
                 f"samples: want 0 where dropout='none', got {self.samples}; there are no masks to average"
             )
-        if self.both and self.dropout != "learned":
-            raise DropoutError("both: want dropout='learned'; nothing else has mirrored masks")
+        if self.rates == "balanced":
+            if self.dropout != "learned" or self.alternate:
+                raise DropoutError(
+                    "rates: want 'bound' but for a model with dropout='learned' that trains both halves at once, got"
+                    f" 'balanced' with dropout={self.dropout!r} and alternate={self.alternate}"
+                )
+            if self.mask_kl or self.estimator is not None:
+                raise DropoutError(
+                    f"rates: want mask_kl=0 and no estimator with 'balanced', which has its own measure, got {self.mask_kl}"
+                    f" and {self.estimator}"
+                )
+        if self.estimator is not None:
+            if self.dropout != "learned":
+                raise DropoutError(
+                    f"estimator: want it with dropout='learned' alone, got {self.estimator!r}; leave it out"
+                )
+            get_estimator(self.estimator)
 
     def _check_bound(self) -> None:
         if not self.variational:
@@ -183,6 +201,8 @@ def _check_kind(name: str, kind: Any, value: Any) -> None:
             raise DropoutError(f"{name}: want {'True or False' if kind is bool else 'text'}, got {value!r}")
     elif kind in (int, float):
         check_number(name, value, integer=kind is int)
+    elif name == "estimator" and value is not None:
+        _check_kind(name, str, value)
     elif name == "gamma" and value is not None:
         check_number(name, value, minimum=0)
     elif name == "log_variance_range" and value is not None:

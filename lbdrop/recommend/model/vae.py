@@ -5,43 +5,44 @@ $$ \mathcal{L} = -\frac1N \sum_i \mathbb{E}\Big[\log p(x_i \mid \eta) + \beta\Bi
    \qquad \eta \sim q(\eta \mid x_i, z_i^{(0)}), \quad z_i^{(v)} \sim \mathrm{Ber}(\sigma(\alpha)) $$
 
 With $V = 0$, a Gaussian posterior and a standard normal prior the KL has its closed form. DAE, VAE and SIVAE are settings
-of this one class (:mod:`lbdrop.recommend.model.settings`). All $V+1$ masks of a row are draws at the same $\alpha$, so they are
-mirrored together: the antithetic pair is of the whole set, with the same Gaussian noise, and each mask adds its part.
+of this one class (:mod:`lbdrop.recommend.model.settings`). It gives one loss per user; masks, and the gradients of their rates,
+are those of any model (:mod:`lbdrop.recommend.train.row_objective`). All $V+1$ masks of a row are one draw for an estimator.
 
 Boluki et al., Learnable Bernoulli Dropout for Bayesian Deep Learning, AISTATS 2020, equation 8; Yin & Zhou, SIVI, ICML 2018.
 """
 
+import copy
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64, Num
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
+from lbdrop import masks
+from lbdrop._torch import inside_transform
 from lbdrop.errors import DropoutError
-from lbdrop.estimators import antithetic, arm, disarm
-from lbdrop.recommend.data.rows import Batch
+from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.model.chunked_loss import chunk_width, chunked_multinomial_nll
 from lbdrop.recommend.model.latent import Latent
-from lbdrop.recommend.model.latent_priors import Density
 from lbdrop.recommend.model.likelihoods import logistic_nll, multinomial_nll
 from lbdrop.recommend.model.networks import Decoder, Encoder, aligned_width
-from lbdrop.recommend.model.row_masks import RowMasks, row_values
+from lbdrop.recommend.model.row_dropout import inverse_length, on_rows, plain_values, row_dropout
 from lbdrop.recommend.model.settings import Settings
 
-__all__ = ["VAE", "Losses"]
+__all__ = ["VAE", "UserLosses"]
 
 
-class Losses(NamedTuple):
-    """One step's losses, each a mean over users; ``total`` gives the gradients of weights and rates."""
+class UserLosses(NamedTuple):
+    """A value of each user, under one mask."""
 
-    total: Float[Tensor, ""]
-    nll: Float[Tensor, ""]
-    kl: Float[Tensor, ""]
+    total: Float[Tensor, "users"]
+    """What training minimises, weighted so that the mean over users is that of the batch."""
+    nll: Float[Tensor, "users"]
+    kl: Float[Tensor, "users"]
     """The latent's, before its weight."""
-    mask_kl: Float[Tensor, ""]
-    """The masks', before its weight."""
 
 
 class VAE(nn.Module):
@@ -53,14 +54,16 @@ class VAE(nn.Module):
         users: training users, if each has a vector (CDAE).
 
     Example:
-        >>> from scipy.sparse import csr_array
-        >>> from lbdrop.recommend.data.rows import Rows
         >>> from lbdrop.recommend.model.settings import method
-        >>> batch = Rows.from_csr(csr_array([[1, 0, 1], [0, 1, 1]])).batch([0, 1])
+        >>> rows = Rows.from_csr(csr_array([[1, 0, 1], [0, 1, 1]]))
         >>> model = VAE(3, method("sivae-lbd", hidden=8, latent=2))
-        >>> model.losses(batch, beta=0.2).total.backward()
-        >>> model.scores(batch, samples=10).shape
+        >>> model.losses(rows.batch([0, 1]), beta=0.2).total.shape
+        torch.Size([2])
+        >>> model.scores(rows.batch([0, 1]), samples=10).shape
         torch.Size([2, 3])
+        >>> likes = lbdrop.predict(model, torch.arange(2), forward=lambda model, users: model(rows.batch(users)))
+        >>> likes.mutual_information.shape
+        torch.Size([2])
     """
 
     averages_masks = True
@@ -73,68 +76,50 @@ class VAE(nn.Module):
         if settings.user_vectors and users < 1:
             raise DropoutError(f"users: want the number of training users for user_vectors=True, got {users}")
         self.settings, self.items = settings, items
-        self.masks = RowMasks(items, settings)
+        self.masks = row_dropout(items, settings)
         self.encoder = Encoder(items, settings, users)
         self.latent = Latent(items, settings, self.encoder)
         self.decoder = Decoder(items, settings)
-        self.dropping = settings.dropout != "none"
+        self.dropping = True
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def losses(self, batch: Batch, beta: float | Tensor, generator: torch.Generator | None = None) -> Losses:
-        """The loss of a batch; ``total.backward()`` leaves gradients in the weights and in the rates' logits.
+    def losses(self, batch: Batch, beta: float | Tensor, generator: torch.Generator | None = None) -> UserLosses:
+        """Each user's loss under the mask of the active context, or one that the dropout draws.
 
         Args:
             batch: training rows.
             beta: weight of the latent's KL; the settings' ``gamma`` replaces it, if set.
-            generator: draws masks and latent noise.
+            generator: draws the latent noise.
         """
+        if inside_transform():
+            raise NotImplementedError("rows: want masks one after the other, since sums over a row have no lanes")
         s = self.settings
-        logits = self.masks.logits(batch) if self.dropping else None
-        noise = self.latent_noise(batch, generator)
-        weight = beta if s.gamma is None else s.gamma * batch.counts
-        density = self.latent.density(self.encoder, batch)
-
-        def bound(masks: Tensor | None) -> tuple[Tensor, Tensor]:
-            values = row_values(masks, logits, batch, s, self._dtype)
-            return self._bound(values, batch, noise, density)
-
-        masks = None
-        if logits is not None and s.dropout == "learned":
-            keep = torch.sigmoid(logits.detach())
-            pair = antithetic(keep, 2, (s.extra_masks + 1, len(keep)), generator)
-            nll, kl = bound(pair.z[0])
-            with torch.set_grad_enabled(s.both and torch.is_grad_enabled()):
-                mirrored_nll, mirrored_kl = bound(pair.z[1])
-            per_user = torch.stack([nll + weight * kl, mirrored_nll + weight * mirrored_kl])
-            total = batch.mean(per_user.mean(0) if s.both else per_user[0])
-            f = per_user.detach().index_select(1, batch.user)[:, None]
-            each = disarm(pair.z, keep[None], f) if s.estimator == "disarm" else arm(pair.uniforms, f)
-            # The value is 0, the gradient is the estimate.
-            total = total + ((logits - logits.detach()) * batch.per_entry(each.sum(0))).sum()
-        else:
-            if logits is not None:
-                masks = self.masks.draw(s.extra_masks + 1, logits, generator)
-            nll, kl = bound(masks)
-            total = batch.mean(nll + weight * kl)
-        mask_kl = total.new_zeros(())
-        if logits is not None and s.learns_rates:
-            mask_kl = batch.per_entry(self.masks.kl(logits)).sum()
-            total = total + s.mask_kl * mask_kl if s.mask_kl else total
-        if s.l2:
-            total = total + s.l2 * torch.stack([w.pow(2).sum() for w in self._matrices()]).sum()
-        return Losses(total, batch.mean(nll.detach()), batch.mean(kl.detach()), mask_kl.detach())
-
-    def _bound(
-        self, values: Tensor, batch: Batch, noise: Tensor | None, density: Density | None
-    ) -> tuple[Float[Tensor, "users"], Float[Tensor, "users"]]:
-        """Each user's −log p(x|η) and KL; the first row of ``values`` is the user's own mask, the others are extra."""
-        q = self.encoder(values, batch, known_users=True)
+        noise, density = self.latent_noise(batch, generator), self.latent.density(self.encoder, batch)
+        # The first set of masks is the user's own, the others are extra.
+        q = self.encoder(self.values(batch, s.extra_masks + 1), batch, known_users=True)
         if noise is None:
             nll = self.decoded_nll(q.hidden[0], batch)
-            return nll, torch.zeros_like(nll)
-        eta, kl = self.latent.sample(q, noise, density)
-        return self.decoded_nll(eta, batch), kl
+            kl = torch.zeros_like(nll)
+        else:
+            eta, kl = self.latent.sample(q, noise, density)
+            nll = self.decoded_nll(eta, batch)
+        total = nll + (beta if s.gamma is None else s.gamma * batch.counts) * kl
+        if s.l2:
+            total = total + s.l2 * torch.stack([w.pow(2).sum() for w in self._matrices()]).sum()
+        return UserLosses(total if batch.share is None else total * (batch.share * batch.size), nll, kl)
+
+    def values(self, batch: Batch, sets: int = 1) -> Float[Tensor, "sets entries"]:
+        """The network's input at every entry, under the mask of the active context."""
+        s = self.settings
+        x = plain_values(batch, "none" if s.normalise == "after" else s.normalise, self._dtype).expand(sets, -1)
+        if self.dropping:
+            with on_rows(batch):
+                x = self.masks(x)
+        if s.normalise != "after":
+            return x
+        squares = x.new_zeros(sets, batch.size).index_add(1, batch.user, x.pow(2))
+        return x * inverse_length(squares, batch)
 
     def decoded_nll(self, eta: Float[Tensor, "users _"], batch: Batch) -> Float[Tensor, "users"]:
         """Each user's −log p(x|η); the logits of a large catalogue are never there all at once."""
@@ -152,46 +137,17 @@ class VAE(nn.Module):
         for module in (self.encoder, self.masks, self.latent):
             for p in module.parameters():
                 p.requires_grad_(part != "decoder" and id(p) not in frozen)
-        self.dropping = self.settings.dropout != "none" and part != "decoder"
+        self.dropping = part != "decoder"
 
     def end_of_epoch(self) -> None:
         """Update between epochs: the composite prior copies the current encoder."""
         self.latent.prior.end_of_epoch(self.encoder)
 
-    def parameter_groups(self, lr: float, rate_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """For an optimiser: weight matrices with decay; biases and similar without; the rates."""
-        matrices = self._matrices()
-        rates = list(self.masks.parameters())
-        taken = {id(p) for p in (*matrices, *rates)}
-        rest = [p for p in self.parameters() if id(p) not in taken | self._frozen()]
-        groups: list[dict[str, Any]] = [
-            {"name": "weights", "params": matrices, "lr": lr, "weight_decay": weight_decay},
-            {"name": "others", "params": rest, "lr": lr, "weight_decay": 0.0},
-            {"name": "rates", "params": rates, "lr": rate_lr, "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
-
     # ----------------------------------------------------------------------------------------------------- prediction
 
-    def forward(
-        self,
-        batch: Batch,
-        values: Float[Tensor, "1 entries"] | None = None,
-        known_users: bool = False,
-    ) -> Float[Tensor, "users items"]:
-        """A logit for every item at the mean latent vector, for the row itself or for other values at its entries."""
-        return self.decoder(self.code(batch, values, known_users))
-
-    def code(
-        self,
-        batch: Batch,
-        values: Float[Tensor, "1 entries"] | None = None,
-        known_users: bool = False,
-    ) -> Float[Tensor, "users _"]:
-        """The mean latent vector of each user."""
-        if values is None:
-            values = row_values(None, None, batch, self.settings, self._dtype)
-        return self.latent.mean(self.encoder(values, batch, known_users))
+    def forward(self, batch: Batch, known_users: bool = False) -> Float[Tensor, "users items"]:
+        """A logit for every item at the mean latent vector, under the mask of the active context."""
+        return self.decoder(self.latent.mean(self.encoder(self.values(batch), batch, known_users)))
 
     @torch.no_grad()
     def scores(
@@ -209,11 +165,13 @@ class VAE(nn.Module):
         samples = self.settings.samples if samples is None else samples
         if samples < 0:
             raise DropoutError(f"samples: want 0 (no masks) or more, got {samples}")
-        if samples == 0 or self.masks.logit is None:
-            return self.log_probabilities(self(batch, known_users=known_users))
-        total = self._sampled(batch, generator, known_users)
-        for _ in range(samples - 1):
-            total = torch.logaddexp(total, self._sampled(batch, generator, known_users))
+        if samples == 0 or self.settings.dropout == "none":
+            with masks.deterministic(self):
+                return self.log_probabilities(self(batch, known_users))
+        with masks.drawn(self, generator):
+            total = self.log_probabilities(self(batch, known_users))
+            for _ in range(samples - 1):
+                total = torch.logaddexp(total, self.log_probabilities(self(batch, known_users)))
         return total - math.log(samples)
 
     def plain_scores(self, batch: Batch) -> Float[Tensor, "users items"]:
@@ -222,17 +180,19 @@ class VAE(nn.Module):
 
     def masked_scores(self, batch: Batch, mask: Float[Tensor, "entries"]) -> Float[Tensor, "users items"]:
         """Log probabilities under a mask with one value for each entry of the batch."""
-        values = row_values(mask[None], self.masks.logits(batch), batch, self.settings, self._dtype)
-        return self.log_probabilities(self(batch, values))
+        with masks.fixed(self, {"masks": mask}):
+            return self.log_probabilities(self(batch))
 
     def shared_masks(self, samples: int, seed: int) -> Num[Tensor, "samples items"] | None:
         """Masks of a whole catalogue that all users share; ``None`` without samples or for a model without masks."""
-        if samples == 0 or self.masks.logit is None:
+        if samples == 0 or self.settings.dropout == "none":
             return None
-        logit = self.masks.logit.detach()
+        everything = Rows.from_csr(csr_array(torch.ones(1, self.items).numpy())).batch([0])
         # Drawn on the host, so that every device has the same masks.
-        masks = self.masks.draw(samples, logit.cpu().expand(self.items), torch.Generator().manual_seed(seed))
-        return masks.to(logit.device)
+        layer, generator = copy.deepcopy(self.masks).cpu(), torch.Generator().manual_seed(seed)
+        with on_rows(everything), torch.no_grad():
+            drawn = layer.draw(samples, (self.items,), torch.zeros(()), generator)
+        return drawn.to(self.masks.logit.device)
 
     def log_probabilities(self, logits: Float[Tensor, "users items"]) -> Float[Tensor, "users items"]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -246,7 +206,7 @@ class VAE(nn.Module):
     @property
     def keep(self) -> Float[Tensor, "*items"]:
         """The keep rates, one per item or one."""
-        return self.masks.keep
+        return self.masks.keep.detach()
 
     def drop_rates(self) -> dict[str, Tensor]:
         """The drop rates of all items, or one, by the name of their column."""
@@ -269,12 +229,6 @@ class VAE(nn.Module):
         if not self.settings.variational:
             return None
         return self.latent.noise(batch, self._dtype, generator)
-
-    def _sampled(self, batch: Batch, generator: torch.Generator | None, known_users: bool) -> Tensor:
-        logits = self.masks.logits(batch)
-        assert logits is not None
-        values = row_values(self.masks.draw(1, logits, generator), logits, batch, self.settings, self._dtype)
-        return self.log_probabilities(self(batch, values, known_users=known_users))
 
     def _matrices(self) -> list[nn.Parameter]:
         """The weights of linear layers: not biases, norms, user vectors or pseudo-inputs."""

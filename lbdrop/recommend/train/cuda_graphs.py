@@ -6,7 +6,6 @@ step takes only the kernels' time. A recording has fixed shapes and addresses, s
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +77,9 @@ class FixedBatch:
         )
 
 
-Step = Callable[[Batch, Tensor], None]
+Kind = tuple[str, bool]
+"""What a step trains, and whether rates learn in it."""
+Step = Callable[[Batch, Tensor, bool], None]
 
 
 class GraphRecorder:
@@ -95,37 +96,37 @@ class GraphRecorder:
         self.step, self.optimizer = step, optimizer
         self.fixed = FixedBatch.for_batches_of(rows, size)
         self.beta = torch.zeros((), device=rows.device)
-        self.runs: dict[Any, int] = {}
-        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self.runs: dict[Kind, int] = {}
+        self.graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self.side = torch.cuda.Stream()
 
-    def __call__(self, kind: str, batch: Batch, beta: Tensor) -> None:
+    def __call__(self, kind: Kind, batch: Batch, beta: Tensor) -> None:
         if not self.fixed.fits(batch):
-            self._unrecorded(batch, beta)
+            self._unrecorded(kind, batch, beta)
         elif self.runs.get(kind, 0) < WARM_UP_STEPS:
             self.runs[kind] = self.runs.get(kind, 0) + 1
-            self._unrecorded(batch, beta)
+            self._unrecorded(kind, batch, beta)
         else:
             self._fill(batch, beta)
             if kind not in self.graphs:
-                self.graphs[kind] = self._record()
+                self.graphs[kind] = self._record(kind)
             self.graphs[kind].replay()
 
     def _fill(self, batch: Batch, beta: Tensor) -> None:
         self.fixed.fill(batch)
         self.beta.copy_(beta)
 
-    def _unrecorded(self, batch: Batch, beta: Tensor) -> None:
+    def _unrecorded(self, kind: Kind, batch: Batch, beta: Tensor) -> None:
         # On a side stream, because gradients made on the default stream could not be recorded later.
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            self.step(batch, beta)
+            self.step(batch, beta, kind[1])
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self, kind: Kind) -> torch.cuda.CUDAGraph:
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.step(self.fixed.batch(), self.beta)
+            self.step(self.fixed.batch(), self.beta, kind[1])
         self.optimizer.zero_grad(set_to_none=True)
         return graph

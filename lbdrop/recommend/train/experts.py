@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from lbdrop.metrics import ranking
+from lbdrop.passes.price import DEFAULT_BUDGET
 from lbdrop.recommend.data.rows import Batch, Rows, users_at_once
 from lbdrop.recommend.data.splits import HeldOut
 from lbdrop.recommend.linear.closed_form import EDLAE
@@ -159,6 +160,7 @@ def _seconds_per_epoch(network: VAE, rows: Any, settings: Settings, device: torc
         on_device.batches(settings.batch, shuffle=True, generator=torch.Generator().manual_seed(seed)), 5
     ):
         start = time.perf_counter()
-        loop._step(batch, beta, generator)
+        loop._step(batch, beta, False, generator)
         times.append(time.perf_counter() - start)
-    return float(np.median(times[1:] or times)) * on_device.steps(settings.batch)
+    plain = float(np.median(times[1:] or times)) * on_device.steps(settings.batch)
+    return plain * (DEFAULT_BUDGET if settings.dropout == "learned" else 1.0)  # steps in which rates learn take longer

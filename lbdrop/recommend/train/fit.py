@@ -102,8 +102,8 @@ def fit(
         model.to(fabric.device)
         rows = train if isinstance(train, Rows) else Rows.from_csr(train, fabric.device, resident=resident)
         held_out = HeldOutRows.on(validation, fabric.device) if isinstance(validation, HeldOut) else validation
-        _check(model, rows, held_out, s, validate_every)
-        run = Loop(model, rows, s, fabric, seed=seed)
+        _check(model, rows, held_out, s, validate_every, checkpoints)
+        run = Loop(model, rows, s, fabric, seed=seed, held_out=None if held_out is None else held_out.fold_in)
         history, best = History(), None
         data = {"users": rows.users, "items": rows.items, "entries": rows.entries}
         run_settings = {k: v for k, v in asdict(s).items() if k != "epochs"}
@@ -156,7 +156,9 @@ def _validations_since_best(history: History) -> int:
     return sum(e["validation"] is not None for e in history.epochs[history.best or 0 :])
 
 
-def _check(model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, validate_every: int) -> None:
+def _check(
+    model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, validate_every: int, checkpoints: Path | None
+) -> None:
     if not rows.users or not rows.entries:
         raise DropoutError(f"train: want users with items, got {rows.users} users and {rows.entries} interactions")
     if rows.items != model.items:
@@ -166,6 +168,8 @@ def _check(model: VAE, rows: Rows, held_out: HeldOutRows | None, s: Settings, va
             f"validation: want the model's {model.items} items, got {held_out.fold_in.items} columns; split_users gives all"
             " parts the same columns"
         )
+    if checkpoints is not None and s.rates == "balanced":
+        raise DropoutError("checkpoints: want rates='bound', whose runs can be resumed, got 'balanced'; leave them out")
     if validate_every < 1:
         raise DropoutError(f"validate_every: want at least 1, got {validate_every}")
 

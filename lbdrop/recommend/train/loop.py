@@ -18,15 +18,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lbdrop.dropout import FURTHEST_LOGIT
 from lbdrop.errors import DropoutError
+from lbdrop.guards.logit_range import clamp_logits
+from lbdrop.guards.optimizers import parameter_groups
 from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.model.networks import LARGE_CATALOGUE
 from lbdrop.recommend.model.settings import Settings
-from lbdrop.recommend.model.vae import VAE, Losses
+from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.train.cuda_graphs import GraphRecorder
+from lbdrop.recommend.train.row_objective import RowObjective
 from lbdrop.recommend.train.step_guard import StepGuard
 
 __all__ = ["Loop", "launch"]
@@ -46,14 +48,17 @@ class Loop:
         *,
         seed: int = 0,
         recorded: bool | None = None,
+        held_out: Rows | None = None,
     ):
         self.model, self.rows, self.settings, self.fabric = model, rows, settings, fabric
         # Recording does not help a large catalogue, where a step takes much longer than its launches.
         recordable = fabric.device.type == "cuda" and fabric.world_size == 1 and model.items <= LARGE_CATALOGUE
+        recordable = recordable and settings.rates == "bound"  # another rule decides on the host
         self.seed, self.recorded = seed, recordable if recorded is None else recorded
-        groups = model.parameter_groups(settings.lr, settings.rate_lr, settings.weight_decay)
+        weights, rates = parameter_groups(model, settings.rate_lr, weight_decay=settings.weight_decay)
+        groups = [{"name": "weights", **weights}, {"name": "rates", **rates}]
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            groups, lr=settings.lr, fused=True, capturable=self.recorded
+            groups if rates["params"] else groups[:1], lr=settings.lr, fused=True, capturable=self.recorded
         )
         self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         if self.recorded and settings.final_lr < 1:  # tensors, so that a recording reads their current values
@@ -61,9 +66,16 @@ class Loop:
                 group["lr"] = torch.tensor(group["lr"], device=fabric.device)
         self.guard = StepGuard(model, self.optimizer, fabric.device)
         self.step = 0
-        step = _Step(model)
-        # The wrapper averages gradients over processes; a single process does not need it.
-        self.loss: Callable[[Any], Losses] = fabric.setup_module(step) if fabric.world_size > 1 else step
+        if settings.rates == "balanced" and held_out is None:
+            raise DropoutError(
+                "rates: want validation users for 'balanced', who say how much noise helps, got none; use rates='bound'"
+            )
+        steps = settings.epochs * rows.steps(self._size, fabric.world_size)
+        others = [] if held_out is None else list(held_out.batches(self._size, shuffle=False))
+        self.objective = RowObjective(model, others, steps)
+        self.share: float | None = None
+        if fabric.world_size > 1:  # the wrapper averages gradients over processes
+            self.objective.wrap(fabric.setup_module(model))
         self.recorder = GraphRecorder(self._step, self.optimizer, rows, settings.batch) if self.recorded else None
 
     def epoch(self, number: int, advance: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
@@ -88,6 +100,7 @@ class Loop:
                 self.model.train_only("both")
         if not self.settings.alternate:
             self.model.end_of_epoch()
+        clamp_logits([self.model.masks])  # as before every step
         total = self.guard.losses / self.rows.steps(self._size, self.fabric.world_size)
         self.guard.end()
         means = self.fabric.all_reduce(total, reduce_op="mean").tolist()  # the only wait of the epoch
@@ -115,24 +128,28 @@ class Loop:
         )
         # The whole schedule at once: a Python number in each step would be a copy to the device in each step.
         betas = torch.tensor([self.settings.beta(self.step + i) for i in range(steps)], device=fabric.device).unbind()
-        for index, (batch, beta) in enumerate(zip(batches, betas, strict=True)):
+        if self.share is None:  # by the same batch in all processes, and in a resumed run
+            first = next(self.rows.in_order(torch.arange(min(size, self.rows.users)), size))
+            self.share = self.objective.share(first, 0.0)
+        tosses = torch.rand(steps, generator=order).tolist() if self.objective.learned else [1.0] * steps
+        for index, (batch, beta, toss) in enumerate(zip(batches, betas, tosses, strict=True)):
+            learn = toss < self.share
             if self.recorder is not None:
-                self.recorder(part, batch, beta)
+                self.recorder((part, learn), batch, beta)
             else:
-                self._step(batch, beta, noise)
+                self._step(batch, beta, learn, noise)
             if index % 32 == 31:
                 self.guard.poll()
                 advance((index + 1) / steps)
         self.step += steps
 
-    def _step(self, batch: Batch, beta: Tensor, noise: torch.Generator | None = None) -> None:
+    def _step(self, batch: Batch, beta: Tensor, learn: bool, noise: torch.Generator | None = None) -> None:
         with self.fabric.autocast():
-            loss = self.loss(_Work(batch, beta, noise))
+            loss = self.objective(batch, beta, noise, learn)
         self.fabric.backward(loss.total)
         self.guard.record(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._hold_rates()
 
     def _set_learning_rates(self, epoch: int) -> None:
         for lr, group in zip(self.lrs, self.optimizer.param_groups, strict=True):
@@ -141,12 +158,6 @@ class Loop:
                 group["lr"].fill_(now)
             else:
                 group["lr"] = now
-
-    def _hold_rates(self) -> None:
-        """Keep rates where they still have a gradient; see :func:`lbdrop.dropout.hold_in_range`."""
-        if self.settings.learns_rates and self.model.masks.logit is not None:
-            lowest = 0.0 if self.settings.dropout == "gaussian" else -FURTHEST_LOGIT
-            self.model.masks.logit.data.clamp_(lowest, FURTHEST_LOGIT)
 
     @property
     def _size(self) -> int:
@@ -164,26 +175,6 @@ class Loop:
             torch.Generator().manual_seed(seeds[0]),
             None if self.recorded else torch.Generator(self.fabric.device).manual_seed(seeds[1]),
         )
-
-
-class _Work:
-    """The input of a step, as an object, so that no wrapper visits its tensors."""
-
-    __slots__ = ("batch", "beta", "generator")
-
-    def __init__(self, batch: Batch, beta: Tensor, generator: torch.Generator | None):
-        self.batch, self.beta, self.generator = batch, beta, generator
-
-
-class _Step(nn.Module):
-    """The loss of a step as one forward pass, as wrappers for several processes need it."""
-
-    def __init__(self, model: VAE):
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: _Work) -> Losses:
-        return self.model.losses(work.batch, work.beta, work.generator)
 
 
 def launch(device: torch.device | str | None = None, precision: Any = None, uneven: bool = False) -> Any:

@@ -19,7 +19,8 @@ from lbdrop._torch import norms_of_many
 from lbdrop.errors import DropoutError
 from lbdrop.guards.diagnosis import nonfinite_parameters
 from lbdrop.guards.finite import Answer
-from lbdrop.recommend.model.vae import VAE, Losses
+from lbdrop.recommend.model.vae import VAE
+from lbdrop.recommend.train.row_objective import Losses
 
 __all__ = ["StepGuard"]
 

@@ -16,7 +16,6 @@ from lbdrop.recommend.linear.closed_form import EDLAE
 from lbdrop.recommend.model.product import Experts, Product
 from lbdrop.recommend.model.settings import method
 from lbdrop.recommend.model.vae import VAE
-from lbdrop.serve.batch_scoring import scoring_in_one_pass
 
 T, LEVEL, SLOPE = 5.0, -0.3, -0.2
 
@@ -86,11 +85,6 @@ def test_score_is_of_the_pass_without_masks_and_uncertainty_of_both_experts(prod
     assert spread is not None
     each = torch.stack([product.masked_scores(batch, mask[batch.item]) for mask in masks])
     torch.testing.assert_close(spread, each.std(0), rtol=1e-3, atol=1e-4)
-
-
-def test_service_scores_and_uncertainty_are_those_of_recommend(product: Product, batch: Batch) -> None:
-    for found, expected in zip(scoring_in_one_pass(product, 7, 0)(batch), scoring(product, 7, 0)(batch), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_effects_through_experts_add_up_to_the_effect(product: Product, batch: Batch) -> None:

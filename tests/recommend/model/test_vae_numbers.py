@@ -8,9 +8,9 @@ from helpers.states import state
 from torch import Tensor, nn
 
 from lbdrop.dropout import FURTHEST_LOGIT
-from lbdrop.estimators import antithetic, disarm
+from lbdrop.objective import Objective
 from lbdrop.recommend.data.rows import Rows
-from lbdrop.recommend.model.row_masks import RowMasks, row_values
+from lbdrop.recommend.model.row_dropout import SparseRows, on_rows, row_dropout
 from lbdrop.recommend.model.settings import method
 from lbdrop.recommend.train.fit import fit
 
@@ -26,30 +26,27 @@ def test_rates_stay_in_their_range(name: str) -> None:
     assert ((logit == least) | (logit >= FURTHEST_LOGIT - 1e-6)).any()  # such steps would have gone further
 
 
-def test_row_masks_at_extreme_rates_stay_finite_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_dropout_at_extreme_rates_stay_finite_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its checks would take most of the time
-    users, items, edge = 6, 120, FURTHEST_LOGIT
+    users, items, edge = 6, 120, FURTHEST_LOGIT + 1
     batch = Rows.from_csr(likes(users, items)).batch(range(users))
-    settings = [method("sivae-lbd", normalise=each) for each in ("before", "after")]
-    masks = RowMasks(items, settings[0]).bfloat16()
-    assert masks.logit is not None
+    masks = row_dropout(items, method("sivae-lbd")).bfloat16()
     masks.logit.data.copy_(torch.linspace(-edge, edge, items))
     weights = nn.Parameter(torch.randn(items, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([masks.logit, weights], lr=1e-3)
+    objective = Objective(masks, examples=users, coupled=False, estimator="disarm")
+
+    def losses(masks: SparseRows) -> Tensor:
+        values = masks(torch.ones(1, len(batch.item), dtype=torch.bfloat16))[0]
+        sums = torch.zeros(users, dtype=torch.bfloat16).index_add(0, batch.user, values * weights[batch.item])
+        return (sums - 1).abs()
+
     for _ in range(1_000):
-        logits = masks.logits(batch)
-        assert logits is not None
-        keep = torch.sigmoid(logits.detach())
-        pair = antithetic(keep, 2, (1, len(keep)))
-        values = torch.cat([row_values(pair.z[:, 0], logits, batch, each, torch.bfloat16) for each in settings])
-        sums = torch.zeros(4, users, dtype=torch.bfloat16).index_add(1, batch.user, values * weights[batch.item])
-        losses = (sums - 1).abs().view(2, 2, users).sum(0)
-        each = disarm(pair.z, keep[None], losses.detach().float()[:, batch.user][:, None])
-        total = losses.mean() + batch.per_entry(masks.kl(logits)).sum()
-        (total + ((logits - logits.detach()) * batch.per_entry(each.sum(0))).sum()).backward()
+        with on_rows(batch):
+            total = objective(losses)
+        total.backward()
         optimizer.step()
         optimizer.zero_grad()
-        masks.logit.data.clamp_(-edge, edge)
     assert torch.isfinite(total)
     assert torch.isfinite(masks.logit).all()
     assert torch.isfinite(weights).all()

@@ -24,7 +24,7 @@ from lbdrop.recommend.model.vae import VAE
         ({"prior": "flat"}, "want one of normal, vamp, composite"),
         ({"hidden": 0}, "want at least 1"),
         ({"extra_masks": -1}, "want at least 0"),
-        ({"both": True}, "mirrored masks"),
+        ({"estimator": "arm"}, "estimator: want it with dropout='learned' alone"),
         ({"dropout": "none", "samples": 3}, "no masks to average"),
         ({"lr": -1.0}, "lr: want at least 0, got -1.0"),
         ({"rate_lr": -1.0}, "rate_lr: want at least 0"),
@@ -41,7 +41,7 @@ from lbdrop.recommend.model.vae import VAE
         ({"hidden": 2.5}, "hidden: want a whole number, got 2.5"),
         ({"latent": 8.0}, "latent: want a whole number, got 8.0"),
         ({"epochs": True}, "epochs: want a whole number, got True"),
-        ({"both": 1}, "both: want True or False, got 1"),
+        ({"dropout": "learned", "estimator": 1}, "estimator: want text, got 1"),
     ],
 )
 def test_contradicting_settings_are_errors(changes, message) -> None:

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from lbdrop.recommend.data.rows import Batch, Rows
 from lbdrop.recommend.model.networks import ItemTable, aligned_width
+from lbdrop.recommend.model.row_dropout import SparseRows
 from lbdrop.recommend.model.settings import method
 from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.train.cuda_graphs import FixedBatch
+from lbdrop.recommend.train.row_objective import RowObjective
 
 NAMES = [
     "vae",
@@ -38,11 +40,11 @@ def on_a_gpu(model: VAE, path: Literal["dense", "bag"] = "dense") -> None:
             module.path = path
 
 
-def settled(model: VAE, entries: int, users: int) -> None:
-    """Noise that is the same for the same user and entry whatever the shape around them."""
+def settled(model: VAE, entries: int, users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and masks that are the same for the same user and entry whatever the shape around them."""
     g = torch.Generator().manual_seed(3)
     noise = torch.randn(users, 64, generator=g)
-    uniforms = torch.rand(8, entries, generator=g)
+    uniforms = torch.rand(9, entries, generator=g)
 
     def latent(batch: Batch, generator: object = None) -> Tensor | None:
         if not model.settings.variational:
@@ -51,19 +53,28 @@ def settled(model: VAE, entries: int, users: int) -> None:
             :, : model.settings.latent
         ]
 
-    def drawn(count: int, logits: Tensor, generator: object = None) -> Tensor:
-        u = torch.full((count, len(logits)), 0.5)
-        u[:, : min(entries, len(logits))] = uniforms[:count, : len(logits)]
-        return (u < torch.sigmoid(logits.detach())).float() + 0.1 * torch.sigmoid(logits)
+    def wide(shape: tuple[int, ...]) -> Tensor:
+        found = torch.full(shape, 0.5)
+        flat = found.view(-1, shape[-1])
+        flat[:, : min(entries, shape[-1])] = uniforms[: len(flat), : shape[-1]]
+        return found
+
+    def uniform(self: SparseRows, shape: tuple[int, ...], *_: object) -> Tensor:
+        return wide(shape)
+
+    def drawn(blank: Tensor, **_: object) -> Tensor:
+        return blank.copy_(wide(tuple(blank.shape)))
 
     model.latent_noise = latent  # type: ignore[method-assign]
-    model.masks.draw = drawn  # type: ignore[method-assign]
+    monkeypatch.setattr(SparseRows, "uniforms", uniform)
+    monkeypatch.setattr(torch.Tensor, "uniform_", drawn)
 
 
+@pytest.mark.parametrize("learn", [True, False])
 @pytest.mark.parametrize("path", ["dense", "bag"])
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_entries_change_neither_losses_nor_gradients(
-    name: str, path: Literal["dense", "bag"], monkeypatch: pytest.MonkeyPatch
+    name: str, path: Literal["dense", "bag"], learn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = rows()
     fixed = FixedBatch(16, data.items, 1024, torch.device("cpu"))
@@ -83,21 +94,12 @@ def test_padding_entries_change_neither_losses_nor_gradients(
         users=data.users,
     )
     on_a_gpu(model, path)
-    settled(model, len(batch.item), batch.size)
-    u = torch.rand(4, len(batch.item), generator=torch.Generator().manual_seed(4))
-
-    def antithetic(keep: Tensor, n: int, shape: tuple[int, int], generator: object = None) -> object:
-        from lbdrop.estimators import Draw
-
-        wide = torch.full((1, *shape), 0.5)
-        wide[0, :, : len(batch.item)] = u[: shape[0]]
-        return Draw(torch.cat([wide > 1 - keep, wide < keep]).float(), wide[0])
-
-    monkeypatch.setattr("lbdrop.recommend.model.vae.antithetic", antithetic)
+    objective = RowObjective(model)
+    settled(model, len(batch.item), batch.size, monkeypatch)
 
     def both(given: Batch) -> tuple[list[float], list[Tensor]]:
         model.zero_grad()
-        losses = model.losses(given, 0.2)
+        losses = objective(given, 0.2, learn=learn)
         losses.total.backward()
         return [float(each.detach()) for each in losses], [
             p.grad.clone() for p in model.parameters() if p.grad is not None

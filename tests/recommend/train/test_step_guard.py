@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lbdrop import DropoutError
 from lbdrop.recommend.data.rows import Rows
-from lbdrop.recommend.model.vae import VAE, Losses
+from lbdrop.recommend.model.vae import VAE
 from lbdrop.recommend.train.fit import fit as fit_recommender
 from lbdrop.recommend.train.loop import launch
+from lbdrop.recommend.train.row_objective import Losses, RowObjective
 from lbdrop.recommend.train.step_guard import StepGuard
 
 
@@ -23,19 +24,19 @@ from lbdrop.recommend.train.step_guard import StepGuard
 def test_nan_in_training_names_the_step_and_leaves_the_model_unchanged(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls, before = VAE.losses, [], []
+    original, calls, before = RowObjective.__call__, [], []
 
-    def with_nan(self: VAE, *arguments: Any) -> Losses:
+    def with_nan(self: RowObjective, *arguments: Any) -> Losses:
         found = original(self, *arguments)
         calls.append(0)
         if len(calls) != 7:  # steps are 5 an epoch
             return found
-        before.append(state(self))
-        weight = self.decoder.out.weight
+        before.append(state(self.model))
+        weight = self.model.decoder.out.weight
         wrong = found.total * math.nan if what == "loss" else found.total + (weight * 0).square().sum().sqrt()
         return found._replace(total=wrong)
 
-    monkeypatch.setattr(VAE, "losses", with_nan)
+    monkeypatch.setattr(RowObjective, "__call__", with_nan)
     model = recommender()
     first = "masks.logit" if what == "loss" else "decoder.out.weight"
     with pytest.raises(DropoutError, match=rf"{what} is nan \(nll .*: step 2 of epoch 2; gradients of {first}"):
@@ -49,11 +50,12 @@ def test_bad_step_and_all_later_steps_change_nothing_without_waiting_for_the_dev
     optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=True)
     guard, rows = StepGuard(model, optimizer, torch.device("cpu")), Rows.from_csr(likes())
     guard.begin(4)
+    objective = RowObjective(model)
     seen = []
     for step in range(6):
         if step == 4:
             guard.begin_sums()  # the sums restart, the bad step stays
-        found = model.losses(rows.batch(range(8)), 0.1)
+        found = objective(rows.batch(range(8)), 0.1)
         (found.total * (math.nan if step == 3 else 1.0)).backward()
         guard.raise_if_broken, really = lambda: None, guard.raise_if_broken  # as on a GPU, where nobody asks at once
         guard.record(found)
@@ -74,16 +76,16 @@ def test_bad_step_and_all_later_steps_change_nothing_without_waiting_for_the_dev
 def test_nan_in_an_unchecked_table_is_found_by_the_next_loss_or_at_the_end_of_the_epoch(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = VAE.losses, []
+    original, calls = RowObjective.__call__, []
 
-    def with_nan(self: VAE, *arguments: Any) -> Losses:
+    def with_nan(self: RowObjective, *arguments: Any) -> Losses:
         found = original(self, *arguments)
         calls.append(0)
-        weight = self.decoder.out.weight
+        weight = self.model.decoder.out.weight
         overflow = (weight * 0).square().sum().sqrt()  # of value 0, and no gradient
         return found._replace(total=found.total + overflow) if len(calls) == step else found
 
-    monkeypatch.setattr(VAE, "losses", with_nan)
+    monkeypatch.setattr(RowObjective, "__call__", with_nan)
     monkeypatch.setattr("lbdrop.recommend.train.loop.StepGuard", partial(StepGuard, tables=False))  # as on a GPU
     messages = {
         3: "step 4 of epoch 1; not finite before it: decoder.out.weight",
