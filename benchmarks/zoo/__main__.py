@@ -1,21 +1,20 @@
 """Models that other people wrote, converted in two lines: how many of their random draws are learned, and what else changes.
 
-Run: ``python -m benchmarks.zoo`` in an environment with the extra ``zoo``. Each model is examined in a process of its own.
-A run that was stopped goes on where it was; ``--again`` forgets what failed.
+Run: ``python -m benchmarks.zoo --processes 8`` in an environment with the extra ``zoo``. Each model is examined in a process of
+its own. A run that was stopped goes on where it was; ``--again`` examines those with a verdict again, by code of today.
 """
 
 import hashlib
 import importlib
-import json
-import os
+import multiprocessing
 import resource
-import signal
-import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +29,9 @@ RESULT = Path(__file__).parent.parent / "results" / "zoo.json"
 PACKAGES = ("transformers", "timm", "torchvision", "torch_geometric", "segmentation-models-pytorch", "rtdl_revisiting_models",
             "tabm", "pytorch-tabnet", "tab-transformer-pytorch", "neuralforecast")  # fmt: skip
 SOURCES = ("transformers", "timm", "torchvision", "graphs", "segmentation", "tabular", "forecasting")
-SECONDS = 20
-"""Of CPU for one model, and ten times as many of a clock."""
+SECONDS = 60
+"""Of CPU for one model, and five times as many of a clock."""
+FORK = multiprocessing.get_context("fork")
 
 
 def entries(sources: list[str]) -> list[Entry]:
@@ -42,56 +42,76 @@ def entries(sources: list[str]) -> list[Entry]:
     return sorted(found, key=lambda each: hashlib.md5(each.name.encode()).hexdigest())
 
 
-def in_process(entry: Entry) -> dict[str, Any]:
-    """Examine a model in a process that may fail, run out of time, or change what it likes."""
-    read, write = os.pipe()
-    sys.stdout.flush()
-    if not (child := os.fork()):
-        os.close(read)
-        signal.alarm(10 * SECONDS)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        started = time.process_time()
+def examined(entries: Iterable[Entry], processes: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """Each entry with its record, as they come; each in a process that may fail, run out of time, or change what it likes."""
+    waiting = iter(entries)
+    running: dict[Any, tuple[Entry, Any, float]] = {}
+    while True:
+        while len(running) < processes and (entry := next(waiting, None)):
+            mine, childs = FORK.Pipe(duplex=False)
+            process = FORK.Process(target=_examine_and_send, args=(entry, childs), daemon=True)
+            process.start()
+            childs.close()
+            running[mine] = entry, process, time.monotonic()
+        if not running:
+            return
+        for ready in wait(list(running), timeout=1):
+            entry, process, _ = running.pop(ready)
+            yield entry, _received(ready)
+            process.join()
+        for _, process, started in running.values():
+            if time.monotonic() - started > 5 * SECONDS:
+                process.kill()
+
+
+def _examine_and_send(entry: Entry, out: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    started = time.process_time()
+    try:
+        record: dict[str, Any] = examine(entry.make)
+    except Exception as error:
+        record = {"verdict": "not built", "reason": f"{type(error).__name__}: {error}"[:400]}
+    out.send(record | {"cpu_seconds": round(time.process_time() - started, 1)})
+
+
+def _received(end: Any) -> dict[str, Any]:
+    with end:
         try:
-            record: dict[str, Any] = examine(entry.make)
-        except Exception as error:
-            record = {"verdict": "not built", "reason": f"{type(error).__name__}: {error}"[:400]}
-        record["cpu_seconds"] = round(time.process_time() - started, 1)
-        with os.fdopen(write, "w") as out:
-            out.write(json.dumps(record))
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as back:
-        text = back.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else {"verdict": "not built", "reason": f"no result within {SECONDS} s of CPU"}
+            return end.recv()
+        except EOFError:
+            return {"verdict": "not built", "reason": f"no result within {SECONDS} s of CPU"}
 
 
 def main(
     source: Annotated[list[str] | None, typer.Option(help="A library; may be repeated; by default all.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="The name of a model; may be repeated.")] = None,
     again: Annotated[
-        list[str] | None, typer.Option(help="Examine those with this verdict again; may be repeated.")
+        list[str] | None, typer.Option(help="Examine those with this verdict again, or 'all'; may be repeated.")
     ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many models are examined at once.")] = 1,
     out: Annotated[Path, typer.Option(help="The JSON to write.")] = RESULT,
 ) -> None:
     """Examine the models, and write the record after each."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     stub_torchvision()
-    content = read_json(out) if out.exists() else {"models": {}}
-    models: dict[str, Any] = content["models"]
+    content = read_json(out) if out.exists() else {"models": {}, "runs": []}
     here = provenance("cpu") | {"packages": versions()}
+    content["runs"].append(here)
+    run, models = len(content["runs"]) - 1, content["models"]
     found = entries(source or list(SOURCES))
     content["listed"] = content.get("listed", {}) | Counter(each.source for each in found)
-    for entry in found:
-        key = f"{entry.source}/{entry.name}"
-        known = key in models and models[key]["verdict"] not in (again or [])
-        if entry.name not in only if only else known:
-            continue
-        models[key] = record = in_process(entry)
-        content["provenance"], record["commit"] = here, here["commit"]
+    asked = [each for each in found if each.name in only] if only else [
+        each for each in found if key_of(each) not in models or {"all", models[key_of(each)]["verdict"]} & {*(again or [])}
+    ]  # fmt: skip
+    for entry, record in examined(asked, processes):
+        models[key_of(entry)] = record | {"run": run}
         write_json(out, content | {"models": dict(sorted(models.items()))})
-        print(f"{key}: {record['verdict']} {record.get('wrong', record.get('reason', ''))}"[:300], flush=True)
+        print(f"{key_of(entry)}: {record['verdict']} {record.get('wrong', record.get('reason', ''))}"[:300], flush=True)
+
+
+def key_of(entry: Entry) -> str:
+    return f"{entry.source}/{entry.name}"
 
 
 def versions() -> dict[str, str]:

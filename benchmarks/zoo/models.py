@@ -59,7 +59,11 @@ def stub_torchvision() -> None:
 
 
 def settle(made: Made) -> None:
-    """Give each BatchNorm the statistics of this batch: at those that it starts with, random weights would hide all signals."""
+    """Let signals through a model of random weights: none of them is 0, and each BatchNorm has the statistics of this batch."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in made.model.parameters():
+        if parameter.is_floating_point() and not parameter.any():
+            parameter.data.normal_(0, 0.02, generator=generator)
     norms = [
         (module, module.momentum)
         for module in made.model.modules()

@@ -37,7 +37,7 @@ def page(content: Mapping[str, Any]) -> str:
     """The page for a record."""
     models: dict[str, Any] = content["models"]
     examined = {name: each for name, each in models.items() if each["verdict"] in EXAMINED}
-    parts = [ABOUT, summary(examined, len(models), content["listed"]), origin(content["provenance"]), trouble(examined)]
+    parts = [ABOUT, summary(examined, len(models), content["listed"]), origin(content), trouble(examined)]
     for source, title in LIBRARIES.items():
         parts.append(library(title, of(source, examined)))
     for title, verdict, text in (
@@ -92,12 +92,20 @@ def is_changed(record: Mapping[str, Any]) -> bool:
     return record.get("eval_equal") is False and not record["eval_random"]
 
 
-def origin(provenance: Mapping[str, Any]) -> str:
-    packages = ", ".join(f"{name} {version}" for name, version in provenance.get("packages", {}).items())
+def origin(content: Mapping[str, Any]) -> str:
+    """Commands, and where each run was made that a model's record is of."""
+    counts = Counter(each["run"] for each in content["models"].values())
+    runs = []
+    for place, count in sorted(counts.items()):
+        run = content["runs"][place]
+        packages = {"torch": run["versions"]["torch"]} | run["packages"]
+        runs.append(
+            f"- {count} models: {run['date'][:10]}, commit {run['commit']}, {run['hardware']},"
+            f" {', '.join(f'{name} {version}' for name, version in packages.items())}\n"
+        )
     return (
         "Commands: `python -m benchmarks.zoo` in an environment with the extra `zoo`, then `python -m benchmarks.zoo.page`."
-        f" Record: [zoo.json](../benchmarks/results/zoo.json), {provenance['date'][:10]}, torch"
-        f" {provenance['versions']['torch']}, {packages}, {provenance['hardware']}; each model's record has its commit.\n"
+        f" Record: [zoo.json](../benchmarks/results/zoo.json), of these runs:\n\n{''.join(runs)}"
     )
 
 

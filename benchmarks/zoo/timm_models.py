@@ -22,10 +22,13 @@ NOISE = (
     {"drop_rate": RATE},
     {"drop_path_rate": RATE},
 )
-SMALLER: tuple[dict[str, Any], ...] = ({"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {"depth": 2}, {})
-"""Fewer layers, where a model takes it."""
+SMALLER: tuple[dict[str, Any], ...] = (
+    {"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1), "embed_dims": (32, 32, 64, 64)},
+    {"depth": 2}, {"depth": 2, "embed_dim": 192, "num_heads": 3}, {"num_blocks": 2, "embed_dim": 96}, {"num_features": 64}, {},
+)  # fmt: skip
+"""Fewer and narrower layers, where a model takes it."""
 SIDES = (64, 96, 128, 160, 224, 256, 299)
-MAX_PARAMETERS = 12_000_000
+MAX_PARAMETERS = 40_000_000
 
 
 def timm_entries() -> Iterator[Entry]:

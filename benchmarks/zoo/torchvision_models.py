@@ -38,7 +38,5 @@ def make(name: str, shape: tuple[int, ...]) -> Made:
     torch.manual_seed(0)
     segmentation = "backbone" in str(SETTINGS.get(name))
     model = package("torchvision.models").get_model(name, weights=None, num_classes=5, **SETTINGS.get(name, {}))
-    if name.startswith("vit"):
-        torch.nn.init.normal_(model.heads.head.weight)  # torchvision's are 0, and so is then every output
     x = torch.randn(BATCH - 1 if segmentation else BATCH, *shape, generator=torch.Generator().manual_seed(1))
     return Made(model.eval(), (x,), len(x))

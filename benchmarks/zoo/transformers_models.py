@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,19 +86,10 @@ def make(kind: str, name: str) -> Made:
             torch.manual_seed(0)
             with torch.random.fork_rng():
                 model = getattr(transformers, name)(config).eval()
-            wake(model)
             return Made(model, inputs_of(model, problems))
         except Exception as error:  # whatever a configuration that does not fit together leads to
             problems.append(f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}")
     raise ValueError("; ".join(dict.fromkeys(problems))[:400])
-
-
-def wake(model: nn.Module) -> None:
-    """Weights that start at 0 would hide what lies behind them."""
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and not parameter.any():
-            parameter.data.normal_(0, 0.02, generator=generator)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -235,9 +226,33 @@ def candidates(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     }
     if {"input_ids", "pixel_values"} <= names.keys() and ("pixel_values" in needed or PAIRS.search(config.model_type)):
         kinds = [{"input_ids": text["input_ids"]} | image for image in images] + kinds
-    for each in kinds:
-        if set(each) <= names.keys() or "args" in names or "kwargs" in names:
-            yield each | (targets if "input_ids" not in each else {})
+    fitting = [
+        each | (targets if "input_ids" not in each else {})
+        for each in kinds
+        if set(each) <= names.keys() or "args" in names or "kwargs" in names
+    ]
+    yield from fitting
+    if others := {key: each for key, each in others_of(config, noise, text["input_ids"]).items() if key in names}:
+        for each in fitting:
+            yield others | each
+
+
+def others_of(config: Any, noise: Callable[..., Tensor], ids: Tensor) -> dict[str, Tensor]:
+    """What single architectures want beside the usual inputs, by its name."""
+    wide = first(config, "visual_feat_dim", default=16)
+    patch = first(config, "patch_embed_hidden_size", "patch_size", default=16)
+    patch = patch if isinstance(patch, int) else 16
+    pixels = noise(BATCH, 3, 64, 64)
+    return {
+        "bbox": torch.zeros(BATCH, LENGTH, 8 if config.model_type == "bros" else 4, dtype=torch.long),
+        "visual_feats": noise(BATCH, 5, wide), "visual_pos": noise(BATCH, 5, 4), "qformer_input_ids": ids,
+        "flattened_patches": torch.cat([torch.ones(BATCH, 9, 2), noise(BATCH, 9, patch * patch * 3)], -1),
+        "decoder_input_ids": ids, "pixel_values": pixels, "input_ids": ids,
+        "mm_token_type_ids": torch.zeros_like(ids), "token_type_ids": torch.zeros_like(ids),
+        "states": noise(BATCH, LENGTH, first(config, "state_dim", default=17)), "returns_to_go": noise(BATCH, LENGTH, 1),
+        "actions": noise(BATCH, LENGTH, first(config, "act_dim", default=4)), "timesteps": ids,
+        "rewards": noise(BATCH, LENGTH, 1),
+    }  # fmt: skip
 
 
 def inputs_of(model: nn.Module, problems: list[str]) -> dict[str, Tensor]:

@@ -88,8 +88,8 @@ def _attend(
 ) -> Tensor:
     """``scaled_dot_product_attention`` of what it was given, its weights dropped by a layer."""
     if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        heads = query.shape[-3]  # keys and values may have different numbers of them
+        key, value = (each.repeat_interleave(heads // each.shape[-3], -3) for each in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         later = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).triu(1)

@@ -35,6 +35,8 @@ class Draws(nn.Module):
     """Whether the coins that the module tosses, to skip layers, are answered too: it skips none (:mod:`lbdrop.sites.skips`)."""
     in_training_alone = False
     at_ones = False
+    branch_is_whole = False
+    """Whether a skipped layer has no output at all, or passes its input on beside other outputs."""
 
 
 class _Answers(TorchFunctionMode):

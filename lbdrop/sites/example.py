@@ -126,9 +126,9 @@ def _random_states() -> list[bytes]:
     return [state.numpy().tobytes() for state in states]
 
 
-def random_draws(model: nn.Module, run: Run) -> list[str]:
-    """The draws of a training pass, each by its module and operation."""
+def random_draws(model: nn.Module, run: Run) -> tuple[Any, list[str]]:
+    """The output of a training pass, and its draws, each by its module and operation."""
     with undisturbed(model), _RandomOperations({module: name for name, module in model.named_modules()}) as operations:
         model.train()
-        run()
-    return list(dict.fromkeys(operations.found))
+        output = run()
+    return output, list(dict.fromkeys(operations.found))

@@ -3,7 +3,8 @@
 $$ y = x + z\\,(f(x) - x) / \\text{keep}, \\qquad z \\sim \\mathrm{Ber}(\\text{keep}) $$
 
 The model's own coin, ``torch.rand([]) < rate``, is answered so that no layer is skipped; a mask of one element per example
-drops what the layer adds. Fan et al., Reducing Transformer Depth on Demand with Structured Dropout, 2020.
+drops what the layer adds. Its other outputs stay or are dropped too, whichever gives what a pass that skips gives.
+Fan et al., Reducing Transformer Depth on Demand with Structured Dropout, 2020.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lbdrop._torch import remove_forward_hooks, tree_flatten
+from lbdrop._torch import remove_forward_hooks, tree_flatten, tree_unflatten
 from lbdrop.dropout import NoiseLayer
 from lbdrop.sites.draws import Draws, draws_of
 from lbdrop.sites.example import Run, same_outputs, undisturbed
@@ -59,8 +60,12 @@ def answer_skips(model: nn.Module, run: Run, skips: list[Skip], make: Callable[[
     closed = {model.get_submodule(site.name) for _, site in skips if site.rate}
     with use_in([*layers, *closed], _Closed(closed)), undisturbed(model):
         model.train()
-        if not same_outputs(skipped, run()):
-            forget_skips(model)
+        for whole in (False, True):
+            for _, site in skips:
+                draws_of(model.get_submodule(site.module)).branch_is_whole = whole
+            if same_outputs(skipped, run()):
+                return
+    forget_skips(model)
 
 
 class _Closed:
@@ -85,11 +90,21 @@ def forget_skips(model: nn.Module) -> None:
 
 def _drop_branch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """The input of a layer, and what the layer adds to it under the mask of each example."""
-    result = next(each for each in tree_flatten(output)[0] if isinstance(each, Tensor))
+    draws = module.get_submodule(NAME)
+    tensors, structure = tree_flatten(output)
+    place = next(place for place, each in enumerate(tensors) if isinstance(each, Tensor))
+    result = tensors[place]
+    ones = torch.ones_like(result[(slice(None), *[slice(1)] * (result.dim() - 1))])
+    kept = draws.get_submodule(KEY)(ones)
+    if kept is ones:  # no mask: bit for bit what it was
+        return output
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     x = next(each for each in given if each.shape == result.shape)
-    branch = result - x
-    dropped = module.get_submodule(f"{NAME}.{KEY}")(branch)
-    if dropped is branch:  # no mask: bit for bit what it was
-        return output
-    return x + dropped if output is result else type(output)((x + dropped, *output[1:]))
+    if draws.branch_is_whole:
+        tensors = [each * kept.view(-1, *[1] * (each.dim() - 1)) if _is_real(each) else each for each in tensors]
+    tensors[place] = x + (result - x) * kept
+    return tree_unflatten(tensors, structure)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
