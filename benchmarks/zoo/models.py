@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,10 @@ def stub_torchvision() -> None:
     global _stub
     if _stub is None and importlib.util.find_spec("torchvision"):
         try:
-            torch.ops.torchvision.nms  # noqa: B018 — an error where it is not there
-        except AttributeError:
+            importlib.import_module("torchvision")
+        except (RuntimeError, ImportError):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
             _stub = torch.library.Library("torchvision", "DEF")
             for name in ("nms", "qnms"):
                 _stub.define(name + "(Tensor a, Tensor b, float c) -> Tensor")
