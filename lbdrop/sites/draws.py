@@ -27,6 +27,9 @@ from lbdrop.sources import source_of
 
 __all__ = ["Draws", "answer_draws", "draws_of", "forget_draws"]
 
+CHECKPOINT = "_gradient_checkpointing_func"
+"""Where ``transformers`` keeps a layer's way to be checkpointed."""
+
 
 class Draws(nn.Module):
     """The learned dropouts of one module's draws, by their keys; a child of that module."""
@@ -110,7 +113,24 @@ def _in_training(module: nn.Module) -> Iterator[None]:
                 module.training = False
 
 
+class _Recomputed:
+    """The function by which ``transformers`` checkpoints a layer inside of its forward: draws are answered in both runs."""
+
+    def __init__(self, checkpoint: Callable[..., Any], module: nn.Module):
+        self.checkpoint, self.module = checkpoint, module
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def answered(*inputs: Any, **named: Any) -> Any:
+            with _Answers(self.module):
+                return function(*inputs, **named)
+
+        return self.checkpoint(answered, *args, **kwargs)
+
+
 def _enter(module: nn.Module, _: Any) -> None:
+    checkpoint = vars(module).get(CHECKPOINT)
+    if checkpoint is not None and not isinstance(checkpoint, _Recomputed):
+        setattr(module, CHECKPOINT, _Recomputed(checkpoint, module))
     stack = vars(_open).setdefault("stack", [])
     exits, draws = ExitStack(), draws_of(module)
     masked = draws.in_training_alone and any(source_of(layer) is not None for layer in draws.children())
@@ -166,4 +186,6 @@ def forget_draws(model: nn.Module, checked: bool = True) -> None:
                 " with scale='inverted', since its gain has no weight to go into"
             )
         delattr(module, NAME)
+        if isinstance(checkpoint := vars(module).get(CHECKPOINT), _Recomputed):
+            setattr(module, CHECKPOINT, checkpoint.checkpoint)
         remove_forward_hooks(module, _enter, _leave)
