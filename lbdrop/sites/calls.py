@@ -6,17 +6,20 @@ and groups; only its weights are dropped by another mask.
 
 import sys
 from collections.abc import Callable, Mapping
+from inspect import signature
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from lbdrop._torch import transparent
 from lbdrop.dropout import NoiseLayer
 from lbdrop.sources import source_of
 
-__all__ = ["Call", "answer_at_ones", "call_of", "innermost_module", "is_coin"]
+__all__ = ["COMPARISONS", "Call", "Calls", "answer_at_ones", "call_of", "innermost_module", "is_coin"]
 
 
 class Call(NamedTuple):
@@ -136,6 +139,31 @@ READERS: dict[Any, Callable[[Any, Any, Any], Call | None]] = {
     torch.bernoulli: _bernoulli,
     Tensor.bernoulli: _bernoulli,
 }
+
+
+class Calls(TorchFunctionMode):
+    """Shows every call of torch, those inside of ``multi_head_attention_forward`` too, which it would hide."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.multi_head_attention_forward:
+            return self.see(func, args, kwargs or {})
+        inside = transparent(func)
+        assert inside is not None
+        with self:
+            return inside(**self.attention(signature(func).bind(*args, **(kwargs or {})).arguments))
+
+    def see(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call it, or answer it."""
+        return func(*args, **kwargs)
+
+    def attention(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What to call ``multi_head_attention_forward`` with."""
+        return given
+
+
+COMPARISONS = {getattr(kind, name) for kind in (Tensor, torch) for name in ("lt", "le", "gt", "ge")} | {
+    Tensor.__lt__, Tensor.__le__, Tensor.__gt__, Tensor.__ge__,
+}  # fmt: skip
 
 
 def is_coin(func: Any, args: Any, kwargs: Any) -> bool:

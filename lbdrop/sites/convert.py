@@ -1,5 +1,6 @@
 """Turn every dropout of an existing model into a learned one, or insert new ones behind named modules."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
@@ -101,6 +102,12 @@ def convert(
             names = {module: name for name, module in model.named_modules()}
             draws = seen.draws(names, {site.name for site in sites} | {*dead, *idle})
             skips, before = find_skips(names, seen.training.tosses), seen.output
+            if seen.draws_in_python:
+                warnings.warn(
+                    f"{type(model).__name__} draws in training by Python's random or by numpy.random, as some models do to skip"
+                    " layers or to hide inputs; that stays as it is: only draws of torch can have a learned rate",
+                    stacklevel=2,
+                )
         except DropoutError:
             raise
         except Exception as error:

@@ -9,19 +9,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from lbdrop._torch import remove_forward_hooks, transparent
+from lbdrop._torch import remove_forward_hooks
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import inside_checkpoint
-from lbdrop.sites.calls import answer_at_ones, call_of, innermost_module, is_coin
+from lbdrop.sites.calls import Calls, answer_at_ones, call_of, innermost_module, is_coin
 from lbdrop.sites.survey import NAME, Found
 from lbdrop.sources import source_of
 
@@ -42,7 +39,7 @@ class Draws(nn.Module):
     """Whether a skipped layer has no output at all, or passes its input on beside other outputs."""
 
 
-class _Answers(TorchFunctionMode):
+class _Answers(Calls):
     """Answers the draws of one call of a module by its learned dropouts."""
 
     def __init__(self, module: nn.Module):
@@ -52,15 +49,12 @@ class _Answers(TorchFunctionMode):
         self.counts: Counter[str] = Counter()
         self.outside_checkpoint = torch.is_grad_enabled() and not inside_checkpoint()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            inside, given = transparent(func), signature(func).bind(*args, **kwargs).arguments
-            assert inside is not None
-            if any(source_of(layer) is not None for layer in self.layers.values()):
-                given |= {"training": True, "dropout_p": 0.5}  # it draws in training alone; the draw itself is answered
-            with self:
-                return inside(**given)
+    def attention(self, given: dict[str, Any]) -> dict[str, Any]:
+        if any(source_of(layer) is not None for layer in self.layers.values()):
+            given |= {"training": True, "dropout_p": 0.5}  # it draws in training alone; the draw itself is answered
+        return given
+
+    def see(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.draws.coins and is_coin(func, args, kwargs) and innermost_module() is self.module:
             return torch.ones(())
         call = call_of(func, args, kwargs)

@@ -1,5 +1,6 @@
 """Remove the units that training has nearly switched off."""
 
+import math
 from typing import Any
 
 import torch
@@ -9,11 +10,15 @@ from lbdrop._torch import uncompiled
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.sites.bake import TRANSPOSED, copied, fold, tied, unwrap
+from lbdrop.sites.convert import replace_modules
 from lbdrop.sites.graph import Neighbours, neighbours
 from lbdrop.sites.lora import RankGate, cut_ranks
+from lbdrop.sites.skips import KEY
+from lbdrop.sites.survey import NAME
 
 __all__ = ["prune"]
 
+BRANCH = f"{NAME}.{KEY}"
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -22,7 +27,8 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
 
     Equal in output to the deterministic pass with those units at zero. A unit is taken out of the linear or convolutional
     layers on both sides of its dropout (and BatchNorm between them); where the sides are not such layers, or serve others
-    too, it stays and is multiplied by zero. LoRA ranks whose gates are closed are cut out of their adapters.
+    too, it stays and is multiplied by zero. LoRA ranks whose gates are closed are cut out of their adapters. Residual branches
+    of stochastic depth whose keep rate is below the threshold add zero from then on, and layers of LayerDrop are taken out.
 
     Example:
         >>> import lbdrop
@@ -36,6 +42,8 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
         raise DropoutError(f"threshold: want a keep rate strictly between 0 and 1, got {threshold}")
     model = copied(uncompiled(model)).eval()
     layers = {name: layer for name, layer in noise_layers(model).items() if not isinstance(layer, RankGate)}
+    branches = [name for name, layer in layers.items() if layer.examples and layer.p > 1 - threshold]
+    layers = {name: layer for name, layer in layers.items() if name not in branches}
     kept = {name: layer.keep.detach() >= threshold for name, layer in layers.items()}
     empty = [name for name, units in kept.items() if not units.any()]
     if empty:
@@ -44,12 +52,30 @@ def prune(model: nn.Module, threshold: float = 0.1) -> Any:
             " pass a lower one"
         )
     cut_ranks(model, threshold)
+    skipped = [name.removesuffix(f".{BRANCH}") for name in branches if name.endswith(f".{BRANCH}")]
+    model = replace_modules(
+        model, {name: nn.Threshold(math.inf, 0.0) for name in branches if not name.endswith(BRANCH)}
+    )
     beside = neighbours(model) if layers else {}
     plain = fold(model, {name: layer.gain() * kept[name] for name, layer in layers.items()})
     for name, units in kept.items():
         if units.dim() and not units.all() and _can_remove(plain, beside[name], units.numel()):
             _remove(plain, beside[name], units)
-    return unwrap(plain)
+    plain = unwrap(plain)
+    for name in reversed(skipped):  # behind a layer that is taken out, the names of others change
+        _take_out(plain, name)
+    return plain
+
+
+def _take_out(model: nn.Module, name: str) -> None:
+    """Take a layer that passes its input on out of the list that the model goes through."""
+    parent, _, place = name.rpartition(".")
+    layers = model.get_submodule(parent)
+    if not isinstance(layers, nn.ModuleList | nn.Sequential):
+        raise DropoutError(
+            f"{name}: want a layer in a ModuleList to take out, got one in {type(layers).__name__}; pass a lower threshold"
+        )
+    del layers[int(place)]
 
 
 def _can_remove(model: nn.Module, beside: Neighbours, units: int) -> bool:

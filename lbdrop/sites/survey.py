@@ -1,17 +1,16 @@
 """What two passes on an example show: the modules that are called, the calls that draw, the coins that skip layers."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from lbdrop._torch import transparent
 from lbdrop.errors import DropoutError
-from lbdrop.sites.calls import Call, call_of, innermost_module, is_coin
+from lbdrop.sites.calls import COMPARISONS, Call, Calls, call_of, innermost_module, is_coin
 from lbdrop.sites.effects import drops_at_ones
 from lbdrop.sites.example import Run, undisturbed
 
@@ -21,7 +20,6 @@ NAME = "learned_draws"
 """The child of a module that holds the dropouts of its draws."""
 TRIES = 8
 """Further passes that look for the calls of layers that the first in training mode has skipped."""
-COMPARISONS = {Tensor.lt, Tensor.__lt__, Tensor.le, Tensor.__le__, torch.lt, torch.le}
 
 
 class Found(NamedTuple):
@@ -50,7 +48,7 @@ class Toss(NamedTuple):
     rate: float
 
 
-class Pass(TorchFunctionMode):
+class Pass(Calls):
     """Notes every call that draws, active or not, with its module and its number there; lands every coin on one side."""
 
     def __init__(self, side: float):
@@ -69,13 +67,7 @@ class Pass(TorchFunctionMode):
             self.tosses.append(Toss(self.coin[0], module, self.rate))
             self.coin = None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            inside = transparent(func)
-            assert inside is not None
-            with self:
-                return inside(*args, **kwargs)
+    def see(self, func: Any, args: Any, kwargs: Any) -> Any:
         if is_coin(func, args, kwargs) and (module := innermost_module()) is not None:
             self.coin, self.rate = (module, torch.full((), self.side)), 0.0
             return self.coin[1]
@@ -112,6 +104,8 @@ class Survey(NamedTuple):
     training: Pass
     output: Any
     """In eval mode."""
+    draws_in_python: bool
+    """Whether training alone draws by Python's ``random`` or by ``numpy``, as some models do to skip layers."""
 
     @property
     def reached(self) -> set[nn.Module]:
@@ -140,11 +134,19 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, run: Callable[[], Any]) -> Survey:
     """Run the model in both modes; it is afterwards what it was."""
+    states = [_python_states()]
     at_test, output = look(model, run, False)
+    states.append(_python_states())
     training, _ = look(model, run, True)
+    states.append(_python_states())
     for _ in range(TRIES):  # a layer may be skipped by chance that is not torch's
         if at_test.calls.keys() <= training.calls.keys():
             break
         again, _ = look(model, run, True)
         training.calls = again.calls | training.calls
-    return Survey(at_test, training, output)
+    return Survey(at_test, training, output, states[0] == states[1] != states[2])
+
+
+def _python_states() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002 — the state of those who draw the old way
+    return random.getstate(), name, bytes(keys), rest

@@ -264,6 +264,42 @@ def test_coin_that_skips_layers_is_no_longer_tossed_and_each_layer_has_a_rate(ra
     assert random_draws(plain, lambda: plain(x))[1]  # the model's own coin again
 
 
+def test_layer_that_is_skipped_with_all_its_outputs_is_dropped_with_all_of_them() -> None:
+    class TwoOutputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.trend = nn.Linear(2, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + torch.tanh(self.fc(x)), self.trend(x)
+
+    class Trends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(TwoOutputs() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = x.new_zeros(len(x), 3)
+            for layer in self.layers:
+                if self.training and torch.rand([]) < 0.3:
+                    continue
+                x, trend = layer(x)
+                total = total + trend
+            return torch.cat([x, total], 1)
+
+    model, x = Trends(), torch.randn(4, 2)
+    plain = model.eval()(x)
+    lbdrop.convert(model, example=x, verbose=False)
+    torch.testing.assert_close(model(x), plain)
+    with masks.fixed(model, {f"layers.{i}.learned_draws.branch": torch.zeros(4, 1) for i in range(2)}):
+        torch.testing.assert_close(model(x), torch.cat([x, torch.zeros(4, 3)], 1))
+    with masks.fixed(
+        model, {"layers.0.learned_draws.branch": torch.ones(4, 1), "layers.1.learned_draws.branch": torch.zeros(4, 1)}
+    ):
+        x1, trend = model.layers[0].eval().forward(x)
+        torch.testing.assert_close(model(x), torch.cat([x + (x1 - x) / 0.7, trend / 0.7], 1))
+
+
 def test_skip_that_does_more_than_to_pass_its_input_on_stays_and_is_named() -> None:
     class Counting(Skipping):
         def forward(self, x: Tensor) -> Tensor:
@@ -421,5 +457,6 @@ def test_draws_in_layers_that_python_skips_by_chance_are_all_found() -> None:
             return F.dropout(torch.tanh(x), 0.2, self.training)
 
     model, x = Chance(), torch.randn(4, 3)
-    lbdrop.convert(model, example=x, verbose=False)
+    with pytest.warns(UserWarning, match="Chance draws in training by Python's random or by numpy.random"):
+        lbdrop.convert(model, example=x, verbose=False)
     assert len(learned_layers(model)) == 3

@@ -140,3 +140,43 @@ def test_hook_that_fails_before_the_draws_are_answered_leaves_the_outer_module_a
     model.inner.register_forward_pre_hook(fail, prepend=True)
     for _ in range(2):
         assert float((model(x) == 0).float().mean()) > 0.8
+
+
+def test_keys_and_values_may_have_different_numbers_of_heads() -> None:
+    class Grouped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            p = 0.2 if self.training else 0.0
+            key, value = x[:, :2], x[:, :1]
+            return F.scaled_dot_product_attention(x, key, value, dropout_p=p, enable_gqa=True)
+
+    model, x = Grouped().eval(), torch.randn(3, 4, 5, 8)
+    before = model(x)
+    lbdrop.convert(model, example=x, verbose=False)
+    with masks.fixed(model, {"learned_draws.attention0": torch.full((3, 4, 5, 5), 0.8)}):
+        torch.testing.assert_close(model(x), before)
+
+
+def test_masks_of_uniforms_without_an_example_are_named_in_the_first_step() -> None:
+    class DropEdge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop = nn.Linear(3, 3), lbdrop.LearnableDropout()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.fc(x * (torch.rand(x.shape) >= 0.2)))
+
+    model = nn.Sequential(DropEdge())
+    losses = lambda m: m(torch.randn(4, 3)).square().sum(1)  # noqa: E731
+    objective = Objective(model, examples=9)
+    with pytest.warns(UserWarning, match=r"masks of torch.rand by hand: \['0 \(DropEdge\)'\]"):
+        objective(losses)
+    objective(losses)  # told once
+    with pytest.raises(DropoutError, match=r"outside of its dropouts: \['0 \(DropEdge: rand.default\)'\]"):
+        lbdrop.convert(
+            nn.Sequential(DropEdge(), nn.Dropout()).apply(plain_dropout), example=torch.randn(4, 3), verbose=False
+        )
+
+
+def plain_dropout(module: nn.Module) -> None:
+    if hasattr(module, "drop"):
+        module.drop = nn.Dropout()

@@ -107,3 +107,48 @@ def test_threshold_that_removes_every_unit_is_refused() -> None:
         prune(model)
     with pytest.raises(DropoutError, match="threshold: want"):
         prune(model, threshold=1.5)
+
+
+class Deep(nn.Module):
+    """Stochastic depth: two residual branches, and layers that are skipped by chance."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop = nn.Linear(4, 4), DropPath()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.drop(torch.tanh(self.fc(x)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(self.Layer() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.2:
+                continue
+            x = layer(x)
+        return x
+
+
+class DropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.empty(len(x), 1).bernoulli_(0.8) / 0.8 if self.training else x
+
+
+def test_branches_that_are_nearly_always_dropped_are_removed() -> None:
+    model, x = lbdrop.convert(Deep(), example=torch.randn(5, 4), verbose=False).eval(), torch.randn(3, 4)
+    layers = learned_layers(model)
+    gone = ("layers.0.drop", "layers.1.learned_draws.branch")
+    for name in gone:
+        layers[name].logit.data.fill_(-9.0)
+    with masks.fixed(
+        model, {name: torch.zeros(3, 1) if name in gone else layer.keep.expand(3, 1) for name, layer in layers.items()}
+    ):
+        expected = model(x)
+    plain = prune(model)
+    torch.testing.assert_close(plain(x), expected)
+    assert len(plain.layers) == 2
+    assert not learned_layers(plain)
+    assert len(model.layers) == 3
