@@ -98,8 +98,8 @@ class HeldOut:
         with _mixing():
             if held_out_form != form:
                 raise TypeError(f"{len(held_out)} tensors in another structure than those of training")
-            for batch in (training, held_out):  # else edges of a graph would be cut as if they were nodes
-                if len(sizes := [len(leaf) for leaf in batch]) > sizes.count(sizes[0]):
+            for leaves in (training, held_out):  # else edges of a graph would be cut as if they were nodes
+                if len(sizes := [len(leaf) for leaf in leaves]) > sizes.count(sizes[0]):
                     raise ValueError(f"tensors of {sizes} rows, which are not one for each example, as of a graph")
             for pair in zip(training, held_out, strict=True):
                 torch.cat([leaf[:1] for leaf in pair])

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 
 from lbdrop._torch import children_of
@@ -14,7 +15,7 @@ from lbdrop.masks import deterministic
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
 from lbdrop.sites.draws import answer_draws, forget_draws
 from lbdrop.sites.example import Example, Run, example_pass, random_draws, same_outputs, undisturbed
-from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites, unreachable_modules
+from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites
 from lbdrop.sites.skips import Skip, answer_skips, find_skips, forget_skips
 from lbdrop.sites.survey import Found, survey
 from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
@@ -89,18 +90,20 @@ def convert(
         raise DropoutError(
             f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once"
         )
-    sites, idle = module_sites(model, rate)
+    sites, idle, strange = module_sites(model, rate)
     shown = example_pass(model, example)
     draws: list[Found] = []
     skips: list[Skip] = []
     before: Any = None
     dead: list[str] = []
+    shapes: dict[nn.Module, set[torch.Size]] = {}
     if shown is not None:
         try:
             seen = survey(model, shown.run)
             sites, dead = _reached(model, sites, seen.reached, shown)
             names = {module: name for name, module in model.named_modules()}
             draws = seen.draws(names, {site.name for site in sites} | {*dead, *idle})
+            shapes = seen.shapes
             skips, before = find_skips(names, seen.training.tosses), seen.output
             if seen.draws_in_python:
                 warnings.warn(
@@ -119,10 +122,7 @@ def convert(
             shown = None  # what the model offers as an example does not suit it
     sites += insertions(model, after)
     sites += gates(model, rank_gates) if rank_gates is not None else []
-    unreachable = unreachable_modules(
-        model, {site.name for site in sites} | {site.module for site in draws} | {*idle, *dead}
-    )
-    if unreachable:
+    if unreachable := [what for name, what in strange.items() if name not in {site.module for site in draws}]:
         report_unreachable(
             f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached
         )
@@ -135,7 +135,7 @@ def convert(
             f"model: want dropout to convert, got no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a"
             f" place{hint}"
         )
-    units = count_units(model, sites, example) if per == "unit" else {}
+    units = count_units(sites, shapes) if per == "unit" else {}
     units |= {site.name: site.units for site in draws if site.units}
     maker = Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}

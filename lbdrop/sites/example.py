@@ -82,17 +82,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def same_outputs(before: Any, after: Any) -> bool:
-    """Whether two passes in eval mode computed the same, to 1e-5 of the largest finite number."""
-    pairs = [
-        each
-        for each in zip(tree_flatten(before)[0], tree_flatten(after)[0], strict=True)
-        if isinstance(each[0], Tensor)
-    ]
-    return all(
-        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=_tolerance(a), equal_nan=True)
-        for a, b in pairs
-        if a.is_floating_point() and a.numel()
-    )
+    """Whether two passes computed the same, to 1e-5 of the largest finite number."""
+    a, b = ([each for each in tree_flatten(tree)[0] if isinstance(each, Tensor)] for tree in (before, after))
+    return len(a) == len(b) and all(map(_same_tensors, a, b))
+
+
+def _same_tensors(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point() or not a.numel():
+        return True
+    return torch.allclose(a.double(), b.double(), rtol=0, atol=_tolerance(a), equal_nan=True)
 
 
 def _tolerance(values: Tensor) -> float:

@@ -1,11 +1,11 @@
 """The modules of a model that drop, each as a site: its present rate, and how to make the learned dropout for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lbdrop.dropout import NoiseLayer, Scale
 from lbdrop.errors import DropoutError
@@ -14,7 +14,7 @@ from lbdrop.sites.attention import LearnableAttention
 from lbdrop.sites.effects import Effect, effect_of
 from lbdrop.sites.recurrent import LearnableRecurrent
 
-__all__ = ["Inserted", "Maker", "Site", "count_units", "gates", "insertions", "module_sites", "unreachable_modules"]
+__all__ = ["Inserted", "Maker", "Site", "count_units", "gates", "insertions", "module_sites"]
 
 PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
@@ -61,10 +61,14 @@ class Maker:
 # ------------------------------------------------------------------------------------------------- finding the sites
 
 
-def module_sites(model: nn.Module, rate: float | None) -> tuple[list[Site], list[str]]:
-    """The dropouts to replace, and the names of those that are switched off by a rate of 0."""
+def module_sites(model: nn.Module, rate: float | None) -> tuple[list[Site], list[str], dict[str, str]]:
+    """The dropouts to replace, the names of those that are switched off by a rate of 0, and what drops in another way.
+
+    The last are modules such as DropBlock, or that look so and cannot be tried, by name.
+    """
     sites: list[Site] = []
     idle: list[str] = []
+    strange: dict[str, str] = {}
     sequence_first = _sequence_first(model)
     adapters = lora.dropouts(model)
     for name, module in model.named_modules():
@@ -75,6 +79,10 @@ def module_sites(model: nn.Module, rate: float | None) -> tuple[list[Site], list
             site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
         elif (effect := effect_of(module)) is not None:
             site = _effect_site(name, module, effect)
+            if effect.drops == "unknown":
+                strange[name] = f"{name} ({type(module).__name__})"
+        elif _looks_active(module):
+            strange[name] = f"{name} ({type(module).__name__})"
         elif _has_own_forward(module):
             continue
         elif isinstance(module, nn.MultiheadAttention):
@@ -94,7 +102,7 @@ def module_sites(model: nn.Module, rate: float | None) -> tuple[list[Site], list
                 f"{name}: want a rate below 1, got {site.rate}, which keeps nothing; pass rate=0.5 to start from another"
             )
         sites.append(site)
-    return sites, idle
+    return sites, idle, strange
 
 
 def _has_own_forward(module: nn.Module) -> bool:
@@ -192,60 +200,34 @@ def _in_encoder_layer(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.TransformerEncoderLayer)
 
 
-def unreachable_modules(model: nn.Module, reached: set[str]) -> list[str]:
-    """Modules that drop in a way that ours do not, such as DropBlock, or that look so and cannot be tried."""
-    found = []
-    for name, module in model.named_modules():
-        if name in reached or (isinstance(module, PLAIN) and not _has_own_forward(module)):
-            continue
-        effect = effect_of(module)
-        rate = next((getattr(module, key) for key in ("p", "drop_prob", "dropout") if hasattr(module, key)), 1.0)
-        active = not isinstance(rate, int | float) or rate > 0
-        looks = _has_own_forward(module) or (_is_called_dropout(module) and not list(module.children()))
-        if (active and looks) if effect is None else effect.drops == "unknown":
-            found.append(f"{name} ({type(module).__name__})")
-    return found
+def _looks_active(module: nn.Module) -> bool:
+    """Whether a module that cannot be tried has the looks of a dropout, and a rate."""
+    rate = next((getattr(module, key) for key in ("p", "drop_prob", "dropout") if hasattr(module, key)), 1.0)
+    looks = _has_own_forward(module) or (_is_called_dropout(module) and not list(module.children()))
+    return looks and (not isinstance(rate, int | float) or rate > 0)
 
 
 # -------------------------------------------------------------------------------------------------- counting, swapping
 
 
-def count_units(model: nn.Module, sites: list[Site], example: Any) -> dict[str, int]:
-    readers = {site.reads: site for site in sites if site.reads is not None}
-    if not readers:
-        return {}
-    if example is None:
+def count_units(sites: list[Site], shapes: Mapping[nn.Module, set[torch.Size]]) -> dict[str, int]:
+    """How many units reach each dropout, by the shapes of the inputs that modules had."""
+    units: dict[str, int] = {}
+    readers = [(site, site.reads) for site in sites if site.reads is not None]
+    if missing := [site.name for site, reads in readers if reads not in shapes]:
         raise DropoutError(
-            "example: want one batch of inputs, which shows how many units reach each dropout for per='unit', got none; pass"
-            " example=x"
+            f"example: want one batch of inputs, which shows how many units reach each dropout for per='unit', got none that"
+            f" shows it for {missing}; pass example=x, or choose per='layer'"
         )
-    seen: dict[str, int] = {}
-
-    def count_units_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x, site = inputs[0], readers[module]
-        on_map = isinstance(module, CHANNELS) or x.dim() == 4
-        count = x.shape[1 if on_map else -1]
-        if seen.setdefault(site.name, count) != count:
+    for site, reads in readers:
+        seen = shapes[reads]
+        dims = max(map(len, seen))
+        on_map = isinstance(reads, CHANNELS) or dims == 4
+        counts = sorted({shape[1 if on_map else -1] for shape in seen}, reverse=True)
+        if len(counts) > 1:
             raise DropoutError(
-                f"{site.name}: want one number of units, got {seen[site.name]} and {count}; give each use its own dropout, or"
-                " choose per='layer'"
+                f"{site.name}: want one number of units, got {' and '.join(map(str, counts))}; give each use its own dropout,"
+                " or choose per='layer'"
             )
-        seen[f"{site.name}/dims"] = x.dim()
-
-    hooks = [module.register_forward_pre_hook(count_units_of) for module in readers]
-    training = model.training
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            model.eval()  # running statistics must not change
-            model(**example) if isinstance(example, dict) else model(example)
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    missing = [site.name for site in readers.values() if site.name not in seen]
-    if missing:
-        raise DropoutError(
-            f"example: want one that reaches every dropout, got one that misses {missing}, whose numbers of units are unknown;"
-            " pass another, or choose per='layer'"
-        )
-    return seen
+        units |= {site.name: counts[0], f"{site.name}/dims": dims}
+    return units

@@ -56,13 +56,17 @@ class Pass(Calls):
         self.side = side
         self.counts: dict[nn.Module, Counter[str]] = {}
         """Of the calls of each kind; by every module that is called."""
+        self.shapes: dict[nn.Module, set[torch.Size]] = {}
+        """Of the first inputs of modules."""
         self.calls: dict[tuple[nn.Module, str], Call] = {}
         self.tosses: list[Toss] = []
         self.coin: tuple[nn.Module, Tensor] | None = None
         self.rate = 0.0
 
-    def begin(self, module: nn.Module, _: Any) -> None:
+    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.counts[module] = Counter()
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim():
+            self.shapes.setdefault(module, set()).add(inputs[0].shape)
         if self.coin is not None and module in set(self.coin[0].modules()):
             self.tosses.append(Toss(self.coin[0], module, self.rate))
             self.coin = None
@@ -111,6 +115,12 @@ class Survey(NamedTuple):
     def reached(self) -> set[nn.Module]:
         return {*self.at_test.counts, *self.training.counts}
 
+    @property
+    def shapes(self) -> dict[nn.Module, set[torch.Size]]:
+        """Of the first inputs of modules, in both modes."""
+        first, second = self.at_test.shapes, self.training.shapes
+        return {module: first.get(module, set()) | second.get(module, set()) for module in {*first, *second}}
+
     def draws(self, names: Mapping[nn.Module, str], skip: Collection[str]) -> list[Found]:
         """The draws of training that are on, but for those of modules that are skipped."""
         found = []
@@ -148,5 +158,5 @@ def survey(model: nn.Module, run: Callable[[], Any]) -> Survey:
 
 
 def _python_states() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002 — the state of those who draw the old way
-    return random.getstate(), name, bytes(keys), rest
+    numbers: Any = np.random.get_state()  # noqa: NPY002 — the state of those who draw the old way
+    return random.getstate(), bytes(numbers[1]), numbers[2:]

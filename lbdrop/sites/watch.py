@@ -36,7 +36,7 @@ class _Watch(Calls):
             self.uniforms.append(output)
         elif func in COMPARISONS and any(each is uniform for each in args for uniform in self.uniforms):
             module = innermost_module()
-            if module in self.names and not isinstance(module, NoiseLayer):
+            if module is not None and module in self.names and not isinstance(module, NoiseLayer):
                 self.by_hand.add(f"{self.names[module] or 'the model'} ({type(module).__name__})")
         return output
 

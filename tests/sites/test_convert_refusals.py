@@ -210,11 +210,11 @@ def test_units_that_an_example_does_not_show_are_refused() -> None:
         DropoutError, match="drop: want one number of units, got 4 and 3; give each use its own dropout"
     ):
         lbdrop.convert(net, per="unit", example=torch.zeros(2, 4))
-    with pytest.raises(
-        DropoutError, match=r"example: want one that reaches every dropout, got one that misses \['late'\]"
-    ):
-        lbdrop.convert(net, per="unit", example=torch.zeros(1, 4))
     assert isinstance(net.drop, nn.Dropout)
+    with pytest.raises(
+        DropoutError, match=r"example: want one batch of inputs.* got none that shows it for \['drop', 'late'\]"
+    ):
+        lbdrop.convert(net, per="unit")
     unlike = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 3), nn.Dropout(0.1))
     with pytest.raises(DropoutError, match="share: want equal numbers of units, got 3 at '2' and 4 at '0'"):
         lbdrop.convert(unlike, per="unit", example=torch.zeros(1, 4), share=[["0", "2"]])
