@@ -26,7 +26,8 @@ Small models of other people's libraries were built with random weights and ever
 in two lines with the defaults; where only a pass shows its draws, with `example=`. A model is *right* if
 
 - its outputs in eval mode are the same, to 1e-5 of the largest;
-- with all learned masks off nothing in a training pass is random any more, counted below autograd;
+- with all learned masks off nothing in a training pass is random any more, counted below autograd (draws of Python and of
+  numpy are not counted; `convert` warns of them);
 - a step on training data and steps with held-out data run, and rates get gradients;
 - predictions vary, `bake` gives the outputs of the deterministic pass, the state loads into another conversion, and copies
   and pickles draw what the model draws.

@@ -69,6 +69,16 @@ def test_dictionaries_are_mixed_as_tuples_are() -> None:
         data.check_like((torch.arange(4), torch.arange(4)))
 
 
+def test_graphs_whose_tensors_have_no_row_for_each_example_are_refused_and_not_cut() -> None:
+    nodes, edges, labels = torch.randn(5, 3), torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.arange(5)
+    graph = (nodes, edges, labels)
+    with pytest.raises(
+        DropoutError,
+        match=r"tensors of \[5, 2, 5\] rows, which are not one for each example.* pass examples=None to keep",
+    ):
+        held_out([graph]).check_like(graph)
+
+
 def test_later_batches_in_another_structure_are_refused() -> None:
     data, batch = held_out([(torch.arange(2),), (torch.arange(2), torch.arange(2))]), (torch.arange(4),)
     data.check_like(batch)
