@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import nn
 
 from lbdrop._torch import children_of
@@ -14,9 +13,9 @@ from lbdrop.errors import DropoutError
 from lbdrop.masks import deterministic
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
 from lbdrop.sites.draws import answer_draws, forget_draws
-from lbdrop.sites.example import Example, Run, example_pass, random_draws, same_outputs, undisturbed
-from lbdrop.sites.modules import Maker, Site, count_units, gates, insertions, module_sites
-from lbdrop.sites.skips import Skip, answer_skips, find_skips, forget_skips
+from lbdrop.sites.example import Run, random_draws, same_outputs, undisturbed
+from lbdrop.sites.modules import Maker, count_units, gates, insertions, module_sites
+from lbdrop.sites.skips import answer_skips, forget_skips
 from lbdrop.sites.survey import Found, survey
 from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
 
@@ -91,51 +90,36 @@ def convert(
             f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once"
         )
     sites, idle, strange = module_sites(model, rate)
-    shown = example_pass(model, example)
+    names = {module: name for name, module in model.named_modules()}
     draws: list[Found] = []
-    skips: list[Skip] = []
-    before: Any = None
     dead: list[str] = []
-    shapes: dict[nn.Module, set[torch.Size]] = {}
-    if shown is not None:
-        try:
-            seen = survey(model, shown.run)
-            sites, dead = _reached(model, sites, seen.reached, shown)
-            names = {module: name for name, module in model.named_modules()}
-            draws = seen.draws(names, {site.name for site in sites} | {*dead, *idle})
-            shapes = seen.shapes
-            skips, before = find_skips(names, seen.training.tosses), seen.output
-            if seen.draws_in_python:
-                warnings.warn(
-                    f"{type(model).__name__} draws in training by Python's random or by numpy.random, as some models do to skip"
-                    " layers or to hide inputs; that stays as it is: only draws of torch can have a learned rate",
-                    stacklevel=2,
-                )
-        except DropoutError:
-            raise
-        except Exception as error:
-            if example is not None:
-                raise DropoutError(
-                    "example: want a batch that the model can be called with in training and in eval mode, got"
-                    f" {type(error).__name__}: {error}; pass one as in training, of two or more examples"
-                ) from error
-            shown = None  # what the model offers as an example does not suit it
+    seen = survey(model, example)
+    if seen is not None:
+        dead = [site.name for site in sites if not seen.reaches(site.name, model.get_submodule(site.name))]
+        sites = [site for site in sites if site.name not in dead]
+        draws = seen.draws(names, {site.name for site in sites} | {*dead, *idle})
+    if seen is not None and seen.draws_in_python:
+        warnings.warn(
+            f"{type(model).__name__} draws in training by Python's random or by numpy.random, as some models do to skip layers"
+            " or to hide inputs; that stays as it is: only draws of torch can have a learned rate",
+            stacklevel=2,
+        )
     sites += insertions(model, after)
     sites += gates(model, rank_gates) if rank_gates is not None else []
     if unreachable := [what for name, what in strange.items() if name not in {site.module for site in draws}]:
         report_unreachable(
             f"{type(model).__name__} has dropout that cannot be reached: {unreachable}", REPAIR, unreached
         )
-    if not sites and not draws and not any(skip.site.rate for skip in skips):
+    if not (sites or draws or (seen and any(each.rate for each in seen.training.tosses))):
         hint = f"; those at {idle} have rate 0, pass rate=0.5 to switch them on" if idle else ""
-        if shown is None:
+        if seen is None:
             hint += "; if its dropout is in a function, pass example=x, a batch that it can be called with"
         first = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)), "fc1")
         raise DropoutError(
             f"model: want dropout to convert, got no dropout in {type(model).__name__}; pass after=[{first!r}] to choose a"
             f" place{hint}"
         )
-    units = count_units(sites, shapes) if per == "unit" else {}
+    units = count_units(sites, {} if seen is None else seen.shapes) if per == "unit" else {}
     units |= {site.name: site.units for site in draws if site.units}
     maker = Maker(SCHEMES[scheme], per, scale, rate, units)
     new = {site.name: site.swap(maker.at(site)) for site in sites}
@@ -144,12 +128,12 @@ def convert(
     try:
         make = lambda site: maker.at(site)(**site.settings)  # noqa: E731
         answer_draws(model, draws, make)
-        if shown is not None:
-            answer_skips(model, shown.run, skips, make)
+        if seen is not None:
+            answer_skips(model, seen.example.run, seen.training.tosses, names, make)
         _share(model, share)
-        if shown is not None:
+        if seen is not None:
             same = not after and scale == "inverted" and rank_gates is None  # else the outputs are meant to change
-            _check(model, shown.run, before if same else None, unreached)
+            _check(model, seen.example.run, seen.output if same else None, unreached)
     except BaseException:
         forget_skips(model)
         forget_draws(model, checked=False)
@@ -158,14 +142,6 @@ def convert(
     if verbose:
         _print_summary(model, idle, dead)
     return model
-
-
-def _reached(
-    model: nn.Module, sites: list[Site], reached: set[nn.Module], shown: Example
-) -> tuple[list[Site], list[str]]:
-    """The sites that a pass reaches, and the names of the others: dropouts that the model has and never calls."""
-    names = {name for name, module in model.named_modules() if module in reached or not shown.covers(name)}
-    return [site for site in sites if site.name in names], [site.name for site in sites if site.name not in names]
 
 
 def _in_eval(model: nn.Module, run: Run) -> Any:

@@ -7,8 +7,8 @@ drops what the layer adds. Its other outputs stay or are dropped too, whichever 
 Fan et al., Reducing Transformer Depth on Demand with Structured Dropout, 2020.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,49 +20,35 @@ from lbdrop.sites.example import Run, same_outputs, undisturbed
 from lbdrop.sites.survey import NAME, Found, Toss, look
 from lbdrop.sources import use_in
 
-__all__ = ["Skip", "answer_skips", "find_skips", "forget_skips"]
+__all__ = ["KEY", "answer_skips", "forget_skips"]
 
 KEY = "branch"
 
 
-class Skip(NamedTuple):
-    """A layer that is skipped by chance: who tosses the coin, and the layer as a site."""
-
-    tosser: str
-    site: Found
-
-
-def find_skips(names: Mapping[nn.Module, str], tosses: Iterable[Toss]) -> list[Skip]:
-    """The layers that a training pass may skip; those that it never does, by a rate of 0, are among them."""
-    return [
-        Skip(names[each.tosser], Found(names[each.layer], KEY, each.rate, 0, {"examples": True}))
-        for each in tosses
-        if each.rate < 1
-    ]
-
-
-def answer_skips(model: nn.Module, run: Run, skips: list[Skip], make: Callable[[Found], NoiseLayer]) -> None:
-    """Give these layers a learned dropout of what they add, if skipping them is what leaves their input as it is.
+def answer_skips(
+    model: nn.Module, run: Run, tosses: list[Toss], names: Mapping[nn.Module, str], make: Callable[[Found], NoiseLayer]
+) -> None:
+    """Give layers that are skipped by chance a learned dropout of what they add, if their input is what a skip leaves.
 
     The model's other draws have learned dropouts before. Where a skip does something else, nothing is changed.
     """
-    if not skips:
+    if not (tosses := [each for each in tosses if each.rate < 1]):
         return
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     with use_in(layers, _Closed(set())):
         _, skipped = look(model, run, training=True, side=0.0)
-    for tosser, site in skips:
-        draws_of(model.get_submodule(tosser)).coins = True
-        layer = model.get_submodule(site.module)
-        if site.rate and not hasattr(draws_of(layer), KEY):
-            draws_of(layer).add_module(KEY, make(site).train(layer.training))
+    skippable = {each.layer for each in tosses if each.rate}
+    for tosser, layer, rate in tosses:
+        draws_of(tosser).coins = True
+        if rate and not hasattr(draws := draws_of(layer), KEY):
+            draws.add_module(KEY, make(Found(names[layer], KEY, rate, 0, {"examples": True})).train(layer.training))
             layer.register_forward_hook(_drop_branch, with_kwargs=True)
-    closed = {model.get_submodule(site.name) for _, site in skips if site.rate}
+    closed = {draws_of(layer).get_submodule(KEY) for layer in skippable}
     with use_in([*layers, *closed], _Closed(closed)), undisturbed(model):
         model.train()
         for whole in (False, True):
-            for _, site in skips:
-                draws_of(model.get_submodule(site.module)).branch_is_whole = whole
+            for layer in skippable:
+                draws_of(layer).branch_is_whole = whole
             if same_outputs(skipped, run()):
                 return
     forget_skips(model)

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lbdrop.errors import DropoutError
 from lbdrop.sites.calls import COMPARISONS, Call, Calls, call_of, innermost_module, is_coin
 from lbdrop.sites.effects import drops_at_ones
-from lbdrop.sites.example import Run, undisturbed
+from lbdrop.sites.example import Example, Run, example_pass, undisturbed
 
 __all__ = ["NAME", "Found", "Survey", "Toss", "look", "survey"]
 
@@ -104,6 +104,7 @@ def look(model: nn.Module, run: Run, training: bool, side: float = 1.0) -> tuple
 class Survey(NamedTuple):
     """A pass in each mode."""
 
+    example: Example
     at_test: Pass
     training: Pass
     output: Any
@@ -111,9 +112,9 @@ class Survey(NamedTuple):
     draws_in_python: bool
     """Whether training alone draws by Python's ``random`` or by ``numpy``, as some models do to skip layers."""
 
-    @property
-    def reached(self) -> set[nn.Module]:
-        return {*self.at_test.counts, *self.training.counts}
+    def reaches(self, name: str, module: nn.Module) -> bool:
+        """Whether a pass calls a module, or would not show it; else the model has it and never calls it."""
+        return module in self.at_test.counts or module in self.training.counts or not self.example.covers(name)
 
     @property
     def shapes(self) -> dict[nn.Module, set[torch.Size]]:
@@ -142,19 +143,39 @@ class Survey(NamedTuple):
         return found
 
 
-def survey(model: nn.Module, run: Callable[[], Any]) -> Survey:
-    """Run the model in both modes; it is afterwards what it was."""
+def survey(model: nn.Module, example: Any) -> Survey | None:
+    """Run the model in both modes, on this example or the one that it offers; it is afterwards what it was.
+
+    ``None`` where there is no example, or the model's own does not suit it.
+    """
+    shown = example_pass(model, example)
+    if shown is None:
+        return None
+    try:
+        return _run(model, shown)
+    except DropoutError:
+        raise
+    except Exception as error:
+        if example is None:
+            return None
+        raise DropoutError(
+            "example: want a batch that the model can be called with in training and in eval mode, got"
+            f" {type(error).__name__}: {error}; pass one as in training, of two or more examples"
+        ) from error
+
+
+def _run(model: nn.Module, shown: Example) -> Survey:
     states = [_python_states()]
-    at_test, output = look(model, run, False)
+    at_test, output = look(model, shown.run, False)
     states.append(_python_states())
-    training, _ = look(model, run, True)
+    training, _ = look(model, shown.run, True)
     states.append(_python_states())
     for _ in range(TRIES):  # a layer may be skipped by chance that is not torch's
         if at_test.calls.keys() <= training.calls.keys():
             break
-        again, _ = look(model, run, True)
+        again, _ = look(model, shown.run, True)
         training.calls = again.calls | training.calls
-    return Survey(at_test, training, output, states[0] == states[1] != states[2])
+    return Survey(shown, at_test, training, output, states[0] == states[1] != states[2])
 
 
 def _python_states() -> tuple[Any, ...]:
