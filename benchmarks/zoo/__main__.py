@@ -29,7 +29,7 @@ RESULT = Path(__file__).parent.parent / "results" / "zoo.json"
 PACKAGES = ("transformers", "timm", "torchvision", "torch_geometric", "segmentation-models-pytorch", "rtdl_revisiting_models",
             "tabm", "pytorch-tabnet", "tab-transformer-pytorch", "neuralforecast")  # fmt: skip
 SOURCES = ("transformers", "timm", "torchvision", "graphs", "segmentation", "tabular", "forecasting")
-SECONDS = 60
+SECONDS = 40
 """Of CPU for one model, and five times as many of a clock."""
 FORK = multiprocessing.get_context("fork")
 

@@ -1,8 +1,10 @@
 """Every architecture that transformers lists, made small from its configuration by the names of its attributes."""
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from benchmarks.zoo.models import BATCH, RATE, Entry, Made, stub_torchvision
 __all__ = ["transformers_entries"]
 
 LENGTH, WORDS, WIDTH = 12, 64, 32
+MAX_PARAMETERS = 120_000_000
 HEADS = (
     "SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "VIDEO_CLASSIFICATION",
     "TIME_SERIES_PREDICTION", "SEMANTIC_SEGMENTATION", "CTC", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM",
@@ -83,6 +86,11 @@ def make(kind: str, name: str) -> Made:
             config = shrink(
                 kind_of_config(prediction_length=8, context_length=16) if series else kind_of_config(), rules
             )
+            count = 0
+            with suppress(Exception), torch.device("meta"):
+                count = sum(p.numel() for p in getattr(transformers, name)(copy.deepcopy(config)).parameters())
+            if count > MAX_PARAMETERS:
+                raise ValueError(f"{count:,} parameters")
             torch.manual_seed(0)
             with torch.random.fork_rng():
                 model = getattr(transformers, name)(config).eval()

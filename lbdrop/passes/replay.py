@@ -67,12 +67,12 @@ class _PassMasks:
             if not self.drawer.draws(layer):
                 return None
             use, self.uses = self.uses, self.uses + 1
-            if use == len(self.stacks):
+            if first := use == len(self.stacks):
                 self.stacks.append(self.drawer.draw(layer, layer.mask_shape(x), x.detach()))
-            else:
-                self.drawer.seen(use, x.detach())
             mask = self.stacks[use][self.index]
             refuse_other_shape(mask, layer.mask_shape(x))
+            if not first:
+                self.drawer.seen(use, x.detach())
         self.tape.taint(mask)
         return mask
 

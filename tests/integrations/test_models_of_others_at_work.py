@@ -202,3 +202,13 @@ def test_adapters_on_a_converted_base_learn_beside_its_rates(base: str) -> None:
     )
     assert float(found.variance.max()) > 0
     torch.testing.assert_close(logits(bake(model)), logits(model.eval()))
+
+
+def test_rates_that_adapters_have_frozen_are_told() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapted: Any = get_peft_model(converted("BERT"), LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    with pytest.warns(
+        UserWarning, match="under adapters of peft that came later: rates stay as they are; call requires_grad_"
+    ):
+        Objective(adapted.train(), examples=9)(lambda m: logits(m).flatten(1).square().mean(1)).backward()
