@@ -127,8 +127,8 @@ def look_around(model: nn.Module, rule: Rule, shared: bool) -> OptimizerWatch:
     if logits and not learning:
         warnings.warn(
             "objective: want rates that learn, got logits that all require no gradient, as after a run with held-out data,"
-            " or under adapters of peft that came later: rates stay as they are; call requires_grad_(True) on them first to learn"
-            " them anew",
+            " or under adapters of peft that came later: rates stay as they are; call requires_grad_(True) on them first to"
+            " learn them anew",
             stacklevel=4,
         )
     return OptimizerWatch(model, learning)
