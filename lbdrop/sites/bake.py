@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lbdrop._torch import children_of, has_forward_pre_hooks, parameters_of, uncompiled
+from lbdrop._torch import children_of, has_forward_pre_hooks, parameters_of, tree_flatten, uncompiled
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.sites.attention import LearnableAttention
@@ -49,8 +49,9 @@ def bake(model: nn.Module) -> Any:
 
 def copied(model: nn.Module) -> Any:
     """A copy, also of a model that keeps results of its last pass, which have a history and cannot be copied with it."""
-    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    kept = tree_flatten([vars(module) for module in model.modules()])[0]
+    passed = [value for value in kept if isinstance(value, Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in passed})
 
 
 def fold(model: Any, gains: dict[str, Tensor]) -> Any:

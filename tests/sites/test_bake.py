@@ -162,3 +162,19 @@ def test_model_that_never_ran_cannot_be_baked_where_the_number_of_units_is_unkno
     x = torch.randn(3, 4)
     model.eval()(x)
     torch.testing.assert_close(bake(model)(x), model(x))
+
+
+def test_model_that_keeps_results_of_its_last_pass_in_a_dictionary_is_copied() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop = nn.Linear(3, 3), lbdrop.LearnableDropout()
+            self.kept: dict[str, list[torch.Tensor]] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept["hidden"] = [self.fc(x)]
+            return self.drop(self.kept["hidden"][0])
+
+    model, x = Keeping(), torch.randn(2, 3)
+    model(x).sum().backward()
+    torch.testing.assert_close(lbdrop.bake(model)(x), model.eval()(x))
