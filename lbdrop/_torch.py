@@ -167,17 +167,17 @@ def write_count(tensor: Tensor) -> int:
 
 def parameters_of(module: nn.Module) -> Mapping[str, Tensor | None]:
     """The table of a module's own parameters, without its children's; faster than ``named_parameters`` and with ``None``s."""
-    return module._parameters
+    return module._parameters if isinstance(module._parameters, dict) else dict(module._parameters.items())
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The table of a module's own buffers, which can be put back: public functions only read it."""
-    return module._buffers
+    return module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())  # of a scripted module
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The table of a module's children, in which one that stands there twice is listed twice and can be replaced."""
-    return module._modules
+    return module._modules if isinstance(module._modules, dict) else dict(module._modules.items())
 
 
 def has_forward_pre_hooks(module: nn.Module) -> bool:

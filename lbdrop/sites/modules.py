@@ -75,6 +75,10 @@ def module_sites(model: nn.Module, rate: float | None) -> tuple[list[Site], list
         site: Site | None = None
         if not adapters.get(name, True):
             continue
+        if isinstance(module, torch.jit.ScriptModule):
+            if any(word in str(getattr(module, "inlined_graph", "")) for word in ("dropout", "bernoulli")):
+                strange[name] = f"{name or 'the model'} (compiled by torch.jit: convert it before)"
+            continue
         if (isinstance(module, PLAIN) and not _has_own_forward(module)) or name in adapters:
             site = _plain_site(name, module, batch_dim=1 if name in sequence_first else 0)
         elif (effect := effect_of(module)) is not None:

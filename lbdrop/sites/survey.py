@@ -91,7 +91,8 @@ class Pass(Calls):
 def look(model: nn.Module, run: Run, training: bool, side: float = 1.0) -> tuple[Pass, Any]:
     """A pass in one mode, and its output; with coins that land on 1 no layer is skipped."""
     seen = Pass(side)
-    hooks = [module.register_forward_pre_hook(seen.begin) for module in model.modules()]
+    parts = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
+    hooks = [module.register_forward_pre_hook(seen.begin) for module in parts]
     try:
         with undisturbed(model), seen:
             model.train(training)

@@ -288,3 +288,17 @@ def test_example_that_is_too_small_to_train_on_is_an_error_of_ours() -> None:
         DropoutError, match="example: want a batch that the model can be called with in training .* two or more"
     ):
         lbdrop.convert(model, example=torch.zeros(1, 4), verbose=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*outside of its dropouts")
+@pytest.mark.parametrize("example", [None, torch.randn(4, 3)])
+def test_scripted_part_that_drops_is_named_and_one_that_does_not_is_left_alone(example: Tensor | None) -> None:
+    def scripted(*inside: nn.Module) -> nn.Module:
+        return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 3), *inside)), nn.Dropout(0.1))
+
+    with pytest.raises(DropoutError, match=r"cannot be reached: \['0 \(compiled by torch.jit: convert it before\)'"):
+        lbdrop.convert(scripted(nn.Dropout(0.2)), example=example, verbose=False)
+    with pytest.warns(UserWarning, match="compiled by torch.jit"):
+        model = lbdrop.convert(scripted(nn.Dropout(0.2)), example=example, unreached="warn", verbose=False)
+    Objective(model.train(), examples=9, unreached="warn")(lambda m: m(torch.randn(4, 3)).square().sum(1)).backward()
+    lbdrop.convert(scripted(nn.ReLU()), example=example, verbose=False)
