@@ -172,7 +172,9 @@ def parameters_of(module: nn.Module) -> Mapping[str, Tensor | None]:
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The table of a module's own buffers, which can be put back: public functions only read it."""
-    return module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())  # of a scripted module
+    return (
+        module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())
+    )  # of a scripted module
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
