@@ -3,10 +3,9 @@
 A command's file is imported when the command is run, so that ``lbdrop --help`` waits for no torch.
 """
 
-import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -106,5 +105,5 @@ Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_ea
 def lbdrop(version: Version = False) -> None:
     """Learned Bernoulli dropout for PyTorch."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        with suppress(AttributeError, OSError):  # another stream, or one whose file was replaced beneath it
             stream.reconfigure(errors="replace")  # a terminal without ▇ shows ? there
