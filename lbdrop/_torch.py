@@ -36,6 +36,7 @@ __all__ = [
     "ddp_is_active",
     "ddp_parameters",
     "fabric_forward_module",
+    "has_compiled_call",
     "has_forward_pre_hooks",
     "indicator",
     "inside_backward",
@@ -249,6 +250,11 @@ def compilation_ends_at(function: Function) -> Function:
 def uncompiled(model: nn.Module) -> nn.Module:
     """The model that ``torch.compile`` was given; any other model as it is."""
     return getattr(model, "_orig_mod", model)
+
+
+def has_compiled_call(module: nn.Module) -> bool:
+    """Whether a module runs compiled: one that ``torch.compile`` gave back, or one compiled in place."""
+    return uncompiled(module) is not module or module._compiled_call_impl is not None
 
 
 def fabric_forward_module(model: nn.Module) -> nn.Module | None:

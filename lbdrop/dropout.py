@@ -63,6 +63,8 @@ class NoiseLayer(nn.Module):
     """Where training keeps the logits: rates from .001 to .999, from which they can come back."""
     earlier_state: ClassVar[tuple[str, ...]] = ("ledger", "slopes", "unit_prices", "responses")
     """Under these names earlier versions kept the state of a rule in that of a layer."""
+    in_function: bool = False
+    """Whether it answers a draw in a model's code (:mod:`lbdrop.sites.draws`), which compiled graphs do not see."""
     samples_at_test: bool = True
     """Whether :func:`lbdrop.predict` draws masks here."""
 
@@ -261,7 +263,7 @@ class LearnableDropout(NoiseLayer):
     estimated = True
 
     def mask_of(self, uniforms: Tensor, dims: int) -> Tensor:
-        return indicator(torch.gt, uniforms, 1 - self.keep_for(dims).detach())
+        return indicator(torch.ge, uniforms, 1 - self.keep_for(dims).detach())
 
 
 def logit_of(rate: float) -> float:

@@ -14,6 +14,7 @@ from lbdrop import estimators
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards import processes, threads
+from lbdrop.guards.compiled import compiled_form
 from lbdrop.guards.logit_range import clamp_logits
 from lbdrop.guards.losses import check_losses
 from lbdrop.passes.price import DEFAULT_BUDGET
@@ -95,7 +96,7 @@ class Objective:
         if core is not self.core:
             raise DropoutError("model: want the objective's own, wrapped; got another one; make an objective for that")
         processes.check_wrapper(core, wrapper)
-        self._model, self._wrapper = model, wrapper
+        self._model, self._wrapper, self.runner.called = model, wrapper, compiled_form(model)
 
     def __call__(self, losses: Callable[..., Tensor], *batch: Any) -> Float[Tensor, ""]:
         """The loss of one batch; ``losses`` takes the model, and the batch if given, and returns one loss per example."""

@@ -43,17 +43,17 @@ class Drawer:
 
 
 class PlainMasks(Drawer):
-    """One mask of each layer, by which weights are trained and rates are not; ``watched`` notes the layers reached."""
+    """One mask of each layer, by which weights are trained and rates are not."""
 
-    def __init__(self, generator: torch.Generator | None = None, watched: bool = False):
-        self.generator, self.watched = generator, watched
+    def __init__(self, generator: torch.Generator | None = None):
+        self.generator = generator
 
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
         return layer.draw(1, shape, x, self.generator)
 
     @property
     def as_layers_do(self) -> bool:
-        return self.generator is None and not self.watched
+        return self.generator is None
 
     def logit(self, layer: NoiseLayer) -> Tensor:
         return layer.logit.detach() if layer.estimated else layer.logit
@@ -70,8 +70,9 @@ class IndependentMasks(Drawer):
         return layer.samples_at_test
 
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        drawn = [layer.draw(1, shape, x, generator) for generator in self.generators]
-        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+        uniforms = [layer.uniforms((1, *shape), x, generator) for generator in self.generators]
+        each = uniforms[0] if len(uniforms) == 1 else torch.cat(uniforms)
+        return layer.mask_of(each, len(shape)).to(x.dtype)
 
     def begin(self) -> None:
         for generator, state in zip(self.generators, self.before, strict=True):

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from lbdrop._torch import OperationMode, tree_flatten
 from lbdrop.dropout import NoiseLayer
 from lbdrop.estimators import Estimator, get
+from lbdrop.guards.compiled import as_written
 from lbdrop.passes.drawer import PlainMasks
 from lbdrop.sources import use_in
 
@@ -32,7 +33,11 @@ CALLS = {"cpu": 1e5}
 """What it costs to call an operation, on a kind of device."""
 CALLS_ELSEWHERE = 1e8
 # An estimator's own work at each dropout, for each of its masks: so many elements, and, for all of them, so many calls.
-ESTIMATOR_ELEMENTS, ESTIMATOR_CALLS = 12, 100
+ESTIMATOR_ELEMENTS, ESTIMATOR_CALLS = 24, 100
+ANYWAY = 0.05
+"""What a step takes whether rates learn in it or not, in plain steps: the KL, and the checks."""
+FURTHER_MASK = 1.25
+"""What a further mask takes, in units of what lies behind the first dropout: all activations are larger, or kept longer."""
 MIN_SHARE = 1 / 16
 """Rates learn in this share of the steps at least, also of models so small that calls take all of their time."""
 MASKS, THINNED_MASKS = (8, 4, 2), 3
@@ -59,11 +64,11 @@ class Pass:
 
 def plan_for(found: Pass, budget: float, calls: float) -> Plan:
     """The most masks for a budget, in units of a plain step, whose backward pass costs twice its forward pass."""
-    left = (budget - 1) * 3 * found.total
+    left = max(0.0, budget - 1 - ANYWAY) * 3 * found.total
 
     def price(masks: int) -> float:
         own = masks * found.elements * ESTIMATOR_ELEMENTS * ELEMENT + found.uses * ESTIMATOR_CALLS * calls
-        return 3 * (masks - 1) * found.behind + own
+        return FURTHER_MASK * 3 * (masks - 1) * found.behind + own
 
     for masks in MASKS:
         if price(masks) <= left:
@@ -75,7 +80,7 @@ def count_pass(function: Callable[[], object], layers: Collection[NoiseLayer]) -
     """Count one forward pass under masks."""
     found = Pass()
     counter = _Counter(found, calls_on(next(iter(layers)).logit.device))
-    with torch.no_grad(), use_in(layers, _Counted(counter)), counter:
+    with torch.no_grad(), use_in(layers, _Counted(counter)), as_written(), counter:
         function()
     return found
 

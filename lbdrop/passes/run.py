@@ -7,6 +7,7 @@ which engine it needs is remembered.
 
 import threading
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from lbdrop._torch import tree_map
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.guards.checkpointing import refuse_checkpoint
+from lbdrop.guards.compiled import as_written
 from lbdrop.guards.snapshot import Snapshot
 from lbdrop.passes.drawer import Drawer
 from lbdrop.passes.lanes import run_lanes
@@ -38,14 +40,23 @@ def run(
     masks: int,
     drawer: Drawer,
     layers: Collection[NoiseLayer] | None = None,
+    watched: bool = False,
 ) -> tuple[Output, set[NoiseLayer]]:
     """Evaluate ``function``, which calls ``model``, under each of ``masks`` masks of these layers, by default all it has.
 
-    Returns its tensors with a leading axis over the masks, and the layers that took part.
+    Returns its tensors with a leading axis over the masks, and the layers that took part, as far as known unless ``watched``.
     """
     layers = noise_layers(model).values() if layers is None else layers
-    if masks == 1:
-        return _run_one(layers, function, drawer)
+    if masks == 1 and not watched and drawer.as_layers_do and all(map(_can_draw, layers)):
+        return _let_layers_draw(layers, function, drawer), set(layers)
+    with as_written():
+        return _run_one(layers, function, drawer) if masks == 1 else _run_many(model, layers, function, masks, drawer)
+
+
+def _run_many(
+    model: nn.Module, layers: Collection[NoiseLayer], function: Callable[[], Output], masks: int, drawer: Drawer
+) -> tuple[Output, set[NoiseLayer]]:
+    """By the engine that the model needs."""
     by_mode = _needs_replay.setdefault(model, {})
     mode = tuple(module.training for module in model.modules())
     if mode not in by_mode:
@@ -91,8 +102,6 @@ def _run_one(
 ) -> tuple[Output, set[NoiseLayer]]:
     """One mask needs no engine."""
     drawer.begin()
-    if drawer.as_layers_do and all(map(_draws_by_itself, layers)):
-        return _with_axis(function()), set(layers)
     source = _OneMask(drawer)
     with use_in(layers, source):
         output = function()
@@ -100,8 +109,23 @@ def _run_one(
     return _with_axis(output), source.reached
 
 
-def _draws_by_itself(layer: NoiseLayer) -> bool:
-    return layer.training and layer.generator is None and source_of(layer) is None
+def _can_draw(layer: NoiseLayer) -> bool:
+    return layer.generator is None and source_of(layer) is None
+
+
+def _let_layers_draw(layers: Collection[NoiseLayer], function: Callable[[], Output], drawer: Drawer) -> Output:
+    """One mask without a source: a layer is in training mode where it is to draw, and in eval mode where not."""
+    switched = [layer for layer in layers if layer.training != drawer.draws(layer)]
+    # Not a graph for every choice of layers.
+    written = any(layer.in_function for layer in layers) or (switched and len(set(map(drawer.draws, layers))) > 1)
+    try:
+        for layer in switched:
+            layer.training = not layer.training
+        with as_written() if written else nullcontext():
+            return _with_axis(function())
+    finally:
+        for layer in switched:
+            layer.training = not layer.training
 
 
 def _with_axis(output: Any) -> Any:

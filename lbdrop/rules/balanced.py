@@ -226,9 +226,8 @@ class Balanced:
         return expected
 
     def _noisy_loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
-        drawer = MasksAt([self.logits[rate] for rate in self.off], self.masks, self.generator)
-        with frozen(self.logits):
-            return evaluation.sampled(drawer, self.masks).mean()
+        with frozen(self.logits):  # where off, masks of ones: a checkpointed block that runs again draws as it did
+            return evaluation.sampled(MasksAt((), self.masks, self.generator), self.masks).mean()
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
         with eval_mode(self.model), torch.no_grad():

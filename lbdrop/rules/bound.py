@@ -7,14 +7,13 @@ is the paper's equation 3 divided by $N$.
 
 from collections.abc import Mapping
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 from lbdrop.rules.evaluation import Evaluation
-from lbdrop.rules.priors import mask_kl, norms_fed_by
+from lbdrop.rules.priors import total_kl
 from lbdrop.sites.graph import neighbours
 
 __all__ = ["Bound"]
@@ -57,17 +56,7 @@ class Bound:
 
     def kl(self, layers: Mapping[str, NoiseLayer]) -> Float[Tensor, ""]:
         """The KL of all layers, up to a constant."""
-        return torch.stack([self._layer_kl(name, layer) for name, layer in layers.items()]).sum()
-
-    def _layer_kl(self, name: str, layer: NoiseLayer) -> Float[Tensor, ""]:
-        units = layer.units or layer.width
-        assert units is not None, "the KL is asked for after a forward pass"
-        consumers = [] if layer.examples else self.consumers.get(name, [])  # a dropped example switches no weight off
-        norms = [norms_fed_by(layer, consumer, units) for consumer in consumers]
-        if len({len(each) for each in norms}) != 1:  # nothing known, or consumers that count units differently
-            return mask_kl(layer, None, units, self.s, self.prior_keep)
-        total = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
-        return mask_kl(layer, total, units, self.s, self.prior_keep)
+        return total_kl(layers, self.consumers, self.s, self.prior_keep)
 
     def __repr__(self) -> str:
         priors = {name: f"Gaussian, s={self.s}" if found else f"Bernoulli, keep={self.prior_keep}"

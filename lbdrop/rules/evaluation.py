@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lbdrop.dropout import NoiseLayer, learned_layers, noise_layers
+from lbdrop.dropout import LearnableDropout, NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
 from lbdrop.estimators import Estimator, get
 from lbdrop.guards import processes
@@ -27,7 +27,7 @@ from lbdrop.passes.drawer import PlainMasks
 from lbdrop.passes.price import Plan, calls_on, count_pass, plan_for
 from lbdrop.passes.run import Drawer, run
 from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
-from lbdrop.step import Step
+from lbdrop.step import Step, with_zero_gradients
 
 __all__ = ["Evaluation", "Runner"]
 
@@ -62,6 +62,9 @@ class Runner:
     ):
         check_unreached(unreached)
         self.model, self.layers = model, noise_layers(model)
+        self.learned = {name: layer for name, layer in self.layers.items() if isinstance(layer, LearnableDropout)}
+        self.called = model
+        """What losses are given: the model, or what ``torch.compile`` made of it."""
         self.plan, self.budget = (Plan(estimator, 1.0), None) if isinstance(estimator, Estimator) else (None, estimator)
         self.masks, self.coupled = masks, coupled
         self.toss = self._toss
@@ -78,22 +81,22 @@ class Runner:
 
     def evaluate(self, losses: Losses, estimator: Estimator | None = None) -> Float[Tensor, "masks batch"]:
         """Losses under the estimator's masks; their backward pass gives weights and rates their gradients."""
-        layers = learned_layers(self.model)
-        learns = any(layer.logit.requires_grad for layer in layers.values())
-        plan = Plan(estimator, 1.0) if estimator else self.plan_of(losses, learns)
+        logits = [layer.logit for layer in self.learned.values() if layer.logit.requires_grad]
+        plan = Plan(estimator, 1.0) if estimator else self.plan_of(losses, bool(logits))
         if self.first_pass and 0 < plan.share < 1:
-            self._try_step(Step(layers, plan.estimator, self.generator), losses)
-        step = Step(layers, plan.estimator, self.generator, self.masks, plan.share)
+            self._try_step(Step(self.learned, plan.estimator, self.generator), losses)
         if plan.share == 1 or (plan.share and torch.is_grad_enabled() and self.toss() < plan.share):
+            step = Step(self.learned, plan.estimator, self.generator, self.masks, plan.share)
             result = self.run(losses, step.masks, step)
-        else:
-            result = self.run(losses, 1, PlainMasks(self.generator, watched=self.first_pass))
+            self.watch.losses(result, losses)
+            if torch.is_grad_enabled() and (result.requires_grad or logits):
+                self._check(step, result, losses)
+                result = step.weigh(result)
+            step.release()
+            return result
+        result = self.run(losses, 1, PlainMasks(self.generator))
         self.watch.losses(result, losses)
-        if torch.is_grad_enabled() and (result.requires_grad or learns):
-            self._check(step, result, losses)
-            result = step.weigh(result)
-        step.release()
-        return result
+        return with_zero_gradients(result, logits) if logits and torch.is_grad_enabled() else result
 
     def _try_step(self, step: Step, losses: Losses) -> None:
         """A step that leaves nothing behind, so that a mistake shows in the first, whether rates learn in it or not."""
@@ -140,7 +143,7 @@ class Runner:
         """Losses under each mask; the first pass also looks for dropout that is not ours."""
 
         def one() -> Tensor:
-            result = losses(self.model)
+            result = losses(self.called)
             if not isinstance(result, Tensor):
                 raise DropoutError(f"loss: want a tensor of one loss per example, got {type(result).__name__}")
             return result
@@ -149,7 +152,7 @@ class Runner:
             result, _ = run(self.model, one, masks, drawer, layers)
         else:
             with functional_dropout(self.model, self.unreached):
-                result, reached = run(self.model, one, masks, drawer)
+                result, reached = run(self.model, one, masks, drawer, watched=True)
             report_unreached(self.layers, reached, self.unreached)
         self.check_shape(result)
         self.first_pass = False
@@ -300,7 +303,7 @@ class Evaluation:
                 "loss: want one that takes the batch too, so that it can be asked of held-out data, as in"
                 " objective(lambda m, x, y: F.cross_entropy(m(x), y, reduction='none'), x, y); got no batch"
             )
-        result = self.function(self.runner.model, *batch)
+        result = self.function(self.runner.called, *batch)
         self.runner.check_shape(result[None])
         self.runner.watch.losses(result[None], self._of(batch), "held-out data")
         return result

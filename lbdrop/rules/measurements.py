@@ -50,6 +50,10 @@ class MasksAt(Drawer):
     def __init__(self, silent: Sequence[Tensor] = (), masks: int = 1, generator: torch.Generator | None = None):
         self.silent, self.masks, self.generator = {id(rate) for rate in silent}, masks, generator
 
+    @property
+    def as_layers_do(self) -> bool:
+        return self.generator is None and self.masks == 1
+
     def draws(self, layer: NoiseLayer) -> bool:
         return id(layer.logit) not in self.silent
 

@@ -10,18 +10,23 @@ $\mathrm{KL}(\mathrm{Ber}(p)\,\Vert\,\mathrm{Ber}(p_0))$. A scheme with another 
 """
 
 import math
-from functools import singledispatch
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, singledispatch
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from lbdrop._torch import norms_of_many
 from lbdrop.dropout import NoiseLayer
 from lbdrop.masks import entropy
 from lbdrop.rivals import FixedDropout, GaussianDropout
 from lbdrop.sites.lora import RankGate
 
-__all__ = ["bernoulli_kl", "expected_norms", "gaussian_kl", "mask_kl", "norms_fed_by", "outgoing_norms"]
+__all__ = ["bernoulli_kl", "expected_norms", "gaussian_kl", "mask_kl", "outgoing_norms", "total_kl"]
 
 
 @singledispatch
@@ -82,11 +87,91 @@ def expected_norms(
     return (norms / keep if inverted else norms * keep).sum() / (2 * s**2)
 
 
-def norms_fed_by(layer: NoiseLayer, consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
-    """The squared norms of the weights that each unit of a layer feeds; one rate stands for all inputs of the consumer."""
+def total_kl(
+    layers: Mapping[str, NoiseLayer], consumers: Mapping[str, Sequence[nn.Module]], s: float, prior_keep: float
+) -> Float[Tensor, ""]:
+    """The KL of all layers, up to a constant; ``consumers`` are the linear layers that each feeds, where these are known.
+
+    Every step comes here, and a model may have many layers: all that have one rate each are computed together.
+    """
+    parts, one_rate = [], []
+    for name, layer in layers.items():
+        units = layer.units or layer.width
+        assert units is not None, "the KL is asked for after a forward pass"
+        # A dropped example switches no weight off.
+        fed = [] if layer.examples else [(each, _inputs(layer, each, units)) for each in consumers.get(name, ())]
+        if len({count for _, count in fed}) != 1:  # nothing known, or consumers that count units differently
+            fed = []
+        if layer.logit.dim() or mask_kl.dispatch(type(layer)) is not mask_kl.dispatch(object):
+            norms = torch.stack([outgoing_norms(*each) for each in fed]).sum(0) if fed else None
+            parts.append(mask_kl(layer, norms, units, s, prior_keep))
+        else:
+            weights = [] if layer.scale == "alpha" else [_weight(each) for each, _ in fed]
+            count = fed[0][1] if weights else units
+            one_rate.append(_OneRate(layer.logit, count, weights, layer.scale == "inverted"))
+    if one_rate:
+        weights = [weight for rate in one_rate for weight in rate.weights]
+        parts.append(_OneRates.apply(one_rate, s, prior_keep, *(rate.logit for rate in one_rate), *weights))
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+
+class _OneRate(NamedTuple):
+    """A rate that stands for so many units, and the weights that they feed, if known."""
+
+    logit: Tensor
+    count: int
+    weights: list[Tensor]
+    inverted: bool
+
+
+class _OneRates(torch.autograd.Function):
+    """The KL of one rate each, with its gradient in closed form: one node of the graph, whatever the number of layers."""
+
+    @staticmethod
+    def forward(ctx: Any, rates: list[_OneRate], s: float, prior_keep: float, *tensors: Tensor) -> Tensor:
+        logits, ctx.lengths = torch.stack(tensors[: len(rates)]), [len(rate.weights) for rate in rates]
+        weights, keep = tensors[len(rates) :], torch.sigmoid(logits)
+        counts, unknown, sign = _columns(
+            tuple((rate.count, 0 if rate.weights else rate.count, -1 if rate.inverted else 1) for rate in rates),
+            logits.dtype,
+            logits.device,
+        )
+        squares = iter(norm.to(logits).square() for norm in norms_of_many(weights, 2.0))
+        none = logits.new_zeros(())
+        norms = torch.stack([sum(islice(squares, length), none) for length in ctx.lengths]) / (2 * s**2)
+        factor, log_odds = keep**sign, math.log(prior_keep) - math.log1p(-prior_keep)
+        prior = unknown * (keep * log_odds + math.log1p(-prior_keep))
+        slope = sign * norms * factor / keep + counts * logits - unknown * log_odds
+        ctx.slopes = keep * (1 - keep) * slope
+        ctx.factors = factor / s**2
+        ctx.save_for_backward(*weights)
+        return (norms * factor - counts * entropy(logits) - prior).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
+        (scale,) = grad_outputs
+        factors = (scale * ctx.factors).unbind()
+        each = [factor for factor, length in zip(factors, ctx.lengths, strict=True) for _ in range(length)]
+        needed = ctx.needs_input_grad[3 + len(factors) :]
+        weights = [
+            factor.to(weight.dtype) * weight if need else None
+            for factor, weight, need in zip(each, ctx.saved_tensors, needed, strict=True)
+        ]
+        return None, None, None, *(scale * ctx.slopes).unbind(), *weights
+
+
+@lru_cache(maxsize=64)
+def _columns(rows: tuple[tuple[int, int, int], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """The same in every step of a model, and a copy to a device."""
+    return torch.tensor(rows, dtype=dtype, device=device).unbind(1)
+
+
+def _inputs(layer: NoiseLayer, consumer: nn.Module, units: int) -> int:
+    """How many units a consumer reads; one rate stands for all of its inputs."""
     if layer.units is None and not (layer.channels and isinstance(consumer, nn.Linear)):
-        units = int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))
-    return outgoing_norms(consumer, units)
+        return int(getattr(consumer, "in_features", None) or getattr(consumer, "in_channels", units))
+    return units
 
 
 def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
@@ -94,13 +179,17 @@ def outgoing_norms(consumer: nn.Module, units: int) -> Float[Tensor, "units"]:
 
     A map flattened before a linear layer feeds a block of its columns per channel.
     """
-    weight = consumer.weight  # by attribute: it may be parametrised
-    assert isinstance(weight, Tensor)
+    weight = _weight(consumer)
     if isinstance(consumer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         squares = weight.pow(2).flatten(1).sum(1)
     else:
         groups = getattr(consumer, "groups", 1)
         inputs = weight.shape[1]
         squares = weight.view(groups, -1, inputs, weight.shape[2:].numel()).pow(2).sum((1, 3)).flatten()
-    # Every step comes here: nothing is summed where a unit feeds a single column.
     return squares if len(squares) == units else squares.view(units, -1).sum(1)
+
+
+def _weight(consumer: nn.Module) -> Tensor:
+    weight = consumer.weight  # by attribute: it may be parametrised
+    assert isinstance(weight, Tensor)
+    return weight

@@ -50,7 +50,7 @@ class _Answers(Calls):
         self.outside_checkpoint = torch.is_grad_enabled() and not inside_checkpoint()
 
     def attention(self, given: dict[str, Any]) -> dict[str, Any]:
-        if any(source_of(layer) is not None for layer in self.layers.values()):
+        if any(map(is_to_draw, self.layers.values())):
             given |= {"training": True, "dropout_p": 0.5}  # it draws in training alone; the draw itself is answered
         return given
 
@@ -76,8 +76,7 @@ class _Answers(Calls):
 
     def _check_checkpoint(self, layer: NoiseLayer) -> None:
         """An error where a block of this module is checkpointed: when it runs again, nothing answers its draws."""
-        draws = source_of(layer) is not None or layer.training
-        if draws and self.outside_checkpoint and inside_checkpoint():
+        if is_to_draw(layer) and self.outside_checkpoint and inside_checkpoint():
             raise DropoutError(
                 f"checkpoint: want no dropout inside a checkpointed function of a module, got one in"
                 f" {type(self.module).__name__}; the recomputed function would draw other masks, and all gradients would be"
@@ -121,13 +120,18 @@ class _Recomputed:
         return self.checkpoint(answered, *args, **kwargs)
 
 
+def is_to_draw(layer: Any) -> bool:
+    """Whether a layer draws in this pass, whatever the mode of the module around it."""
+    return source_of(layer) is not None or layer.training
+
+
 def _enter(module: nn.Module, _: Any) -> None:
     checkpoint = vars(module).get(CHECKPOINT)
     if checkpoint is not None and not isinstance(checkpoint, _Recomputed):
         setattr(module, CHECKPOINT, _Recomputed(checkpoint, module))
     stack = vars(_open).setdefault("stack", [])
     exits, draws = ExitStack(), draws_of(module)
-    masked = draws.in_training_alone and any(source_of(layer) is not None for layer in draws.children())
+    masked = draws.in_training_alone and any(map(is_to_draw, draws.children()))
     if masked and (not module.training or module in _forced):
         exits.enter_context(_in_training(module))
     exits.enter_context(_Answers(module))
@@ -162,7 +166,7 @@ def answer_draws(model: nn.Module, found: list[Found], make: Callable[[Found], N
                 f"{site.name}: want scale='inverted' for a mask that the model draws and scales by itself, got"
                 f" {layer.scale!r}; convert with scale='inverted'"
             )
-        draws = draws_of(module)
+        draws, layer.in_function = draws_of(module), True
         draws.add_module(site.key, layer)
         draws.in_training_alone |= site.in_training_alone
         draws.at_ones |= site.at_ones

@@ -12,7 +12,7 @@ import lbdrop
 from lbdrop import Bound, LearnableDropout, Objective, estimators
 from lbdrop.dropout import learned_layers
 from lbdrop.errors import DropoutError
-from lbdrop.passes.price import Pass, Plan, plan_for
+from lbdrop.passes.price import ANYWAY, FURTHER_MASK, MIN_SHARE, Pass, Plan, plan_for
 
 
 class Coupled(nn.Module):
@@ -173,9 +173,10 @@ def test_plan_costs_what_the_budget_is() -> None:
     found = Pass(total=1e9, behind=1e9, uses=1, elements=0)
     for budget in (1.1, 1.25, 2.0):
         plan = plan_for(found, budget, calls=0.0)
-        assert 1 + plan.share * (plan.estimator.masks - 1) == pytest.approx(max(budget, 1.125))
-    assert plan_for(found, 4.0, calls=0.0).estimator.masks == 4
-    assert plan_for(found, 8.0, calls=0.0).share == 1
+        spent = ANYWAY + plan.share * FURTHER_MASK * (plan.estimator.masks - 1)
+        assert spent == pytest.approx(max(budget - 1, ANYWAY + MIN_SHARE * FURTHER_MASK * 2))
+    assert plan_for(found, 5.0, calls=0.0).estimator.masks == 4
+    assert plan_for(found, 10.0, calls=0.0).share == 1
 
 
 def test_counting_changes_neither_model_nor_random_state() -> None:
