@@ -124,7 +124,7 @@ def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(
-        ViTConfig(
+        ViTConfig(  # pyright: ignore[reportCallIssue]
             hidden_size=192, num_hidden_layers=6, num_attention_heads=3, intermediate_size=768, image_size=64,
             patch_size=8, num_labels=10, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
         )
@@ -141,7 +141,9 @@ def convnext() -> nn.Module:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     return ConvNextForImageClassification(
-        ConvNextConfig(depths=[2, 2, 4, 2], hidden_sizes=[32, 64, 128, 256], drop_path_rate=0.2, num_labels=10)
+        ConvNextConfig(  # pyright: ignore[reportCallIssue]
+            depths=[2, 2, 4, 2], hidden_sizes=[32, 64, 128, 256], drop_path_rate=0.2, num_labels=10
+        )
     )
 
 

@@ -4,6 +4,7 @@ A private name of torch may change with any release. No other file uses one; ``t
 each behaves, under the oldest and the newest torch that ``pyproject.toml`` allows.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ __all__ = [
     "inside_non_reentrant_checkpoint",
     "inside_transform",
     "is_batched",
+    "is_divided",
+    "is_sharded",
     "norms_of_many",
     "parameters_of",
     "remove_forward_hooks",
@@ -265,6 +268,17 @@ def fabric_forward_module(model: nn.Module) -> nn.Module | None:
 def ddp_is_active() -> bool:
     """Whether the caller runs in the forward pass of a ``DistributedDataParallel``, as a Lightning training step does."""
     return DistributedDataParallel._active_ddp_module is not None
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` has divided the model, or a part of it, among processes."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # which takes seconds to import
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor``, of which each process has a part."""
+    return hasattr(tensor, "placements")
 
 
 def ddp_parameters(wrapper: DistributedDataParallel) -> list[nn.Parameter]:

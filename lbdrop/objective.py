@@ -20,7 +20,7 @@ from lbdrop.guards.losses import check_losses
 from lbdrop.passes.price import DEFAULT_BUDGET
 from lbdrop.rules.choice import check_arguments, default_rule, look_around
 from lbdrop.rules.evaluation import Evaluation, Runner
-from lbdrop.rules.rule import Rule, StatefulRule, numbers
+from lbdrop.rules.rule import HeldOutRule, Rule, StatefulRule, numbers
 
 __all__ = ["Objective"]
 
@@ -111,12 +111,19 @@ class Objective:
             device = next(iter(self.layers.values())).logit.device
             with threads.training(self.core), processes.per_process_randomness(device) as self.runner.seed:
                 evaluation = self.evaluation(losses, *batch)
-                result = processes.call_through_wrapper(self._wrapper, lambda: self.rule.loss(evaluation))
+                result = processes.call_through_wrapper(self._wrapper, lambda: self._loss(evaluation))
         finally:
             watch.in_step = False
         watch.backward(result)
         self._last = result.detach() if learning else self._last
         return result
+
+    def _loss(self, evaluation: Evaluation) -> Tensor:
+        loss = self.rule.loss(evaluation)
+        if not (evaluation.shared and torch.is_grad_enabled() and isinstance(self.rule, HeldOutRule)):
+            return loss
+        logits = [layer.logit for layer in self.layers.values() if isinstance(layer.logit, nn.Parameter)]
+        return processes.with_zero_gradients(loss, logits, forget=True)  # a wrapper waits for every gradient
 
     @property
     def last(self) -> dict[str, float]:
@@ -146,7 +153,7 @@ class Objective:
     @property
     def shared(self) -> bool:
         """Whether several processes train this model together."""
-        return processes.train_together(self._wrapper)
+        return processes.train_together(self.core, self._wrapper)
 
     def __repr__(self) -> str:
         return f"Objective({self.rule!r}, {self.runner}, layers={list(self.layers)})"

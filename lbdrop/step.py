@@ -5,7 +5,7 @@ masks note their slopes $\partial f/\partial z$; and the logits, which autograd 
 gradients when all of that is known. So one ``backward()`` serves weights and rates, and any optimiser follows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from lbdrop.dropout import LearnableDropout, NoiseLayer
 from lbdrop.masks import layout_of
 from lbdrop.passes.drawer import Drawer
 
-__all__ = ["Step", "with_zero_gradients"]
+__all__ = ["Step"]
 
 
 class _Use:
@@ -134,11 +134,6 @@ class Step(Drawer):
         return [gradients[id(logit)] / self.share for logit in self.logits]
 
 
-def with_zero_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """The losses of a step from which these parameters do not learn: their gradients are 0, for processes to average."""
-    return _Losses.apply(None, losses, *parameters)
-
-
 class _Logits(torch.autograd.Function):
     """Hands each layer its logits; backward runs after every mask's, and returns what the estimator makes of them."""
 
@@ -167,16 +162,15 @@ class _Masks(torch.autograd.Function):
 
 
 class _Losses(torch.autograd.Function):
-    """Notes how the caller's backward pass weighs each loss, where rates learn."""
+    """Notes how the caller's backward pass weighs each loss."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step | None, losses: Tensor, *logits: Tensor) -> Tensor:
+    def forward(ctx: Any, step: Step, losses: Tensor, *tokens: Tensor) -> Tensor:
         # The logits are inputs so that their gradient is asked for even where no mask can be differentiated.
-        ctx.step, ctx.logits = step, [logit.detach() for logit in logits]
+        ctx.step = step
         return losses.view_as(losses)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.step is not None:
-            (ctx.step.weights,) = grad_outputs
-        return None, grad_outputs[0], *map(torch.zeros_like, ctx.logits)
+        (ctx.step.weights,) = grad_outputs
+        return None, grad_outputs[0], *(torch.zeros_like(logit) for logit in ctx.step.logits)

@@ -7,17 +7,25 @@ place of that one pass.
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lbdrop._torch import ddp_is_active, ddp_parameters, fabric_forward_module, uncompiled
+from lbdrop._torch import (
+    after_backward,
+    ddp_is_active,
+    ddp_parameters,
+    fabric_forward_module,
+    is_divided,
+    is_sharded,
+    uncompiled,
+)
 from lbdrop.errors import DropoutError
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "train_together",
     "unwrap",
     "warn_if_alone",
+    "with_zero_gradients",
 ]
 
 Result = TypeVar("Result")
@@ -124,6 +133,11 @@ def averaged_parameters(wrapper: nn.Module) -> set[int] | None:
 def check_wrapper(model: nn.Module, wrapper: nn.Module | None) -> None:
     """An error about parameters that were added to a model after it was wrapped: their gradients are not averaged."""
     averaged = None if wrapper is None else averaged_parameters(wrapper)
+    if divided := [name for name, p in model.named_parameters() if name.endswith("logit") and is_divided(p)]:
+        raise DropoutError(
+            f"{divided[0]}: want rates that every process has as a whole, got one divided by fully_shard; give it"
+            " ignored_params={layer.logit for layer in lbdrop.dropout.noise_layers(model).values()}"
+        )
     missing = [name for name, p in model.named_parameters() if averaged is not None and id(p) not in averaged]
     if missing:
         raise DropoutError(
@@ -132,9 +146,9 @@ def check_wrapper(model: nn.Module, wrapper: nn.Module | None) -> None:
         )
 
 
-def train_together(wrapper: nn.Module | None) -> bool:
-    """Whether several processes train a model together: it is wrapped, or a step runs inside its wrapper's forward."""
-    return several() and (wrapper is not None or ddp_is_active())
+def train_together(model: nn.Module, wrapper: nn.Module | None) -> bool:
+    """Whether several processes train a model together: wrapped, sharded, or in a step inside its wrapper's forward."""
+    return several() and (wrapper is not None or ddp_is_active() or is_sharded(model))
 
 
 def several() -> bool:
@@ -151,6 +165,43 @@ def warn_if_alone() -> None:
             " its own or you average by hand",
             stacklevel=4,
         )
+
+
+def with_zero_gradients(loss: Tensor, parameters: Sequence[nn.Parameter], forget: bool = False) -> Tensor:
+    """The loss, from which these parameters do not learn: their gradients are 0, as other processes expect in every step.
+
+    Args:
+        loss: what will be differentiated.
+        parameters: some may be frozen since the model was wrapped; the wrapper waits for them all the same.
+        forget: take the gradients away when the backward pass is over: an optimiser may decay what has one.
+    """
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    loss = _Unlearned.apply(loss, *parameters)  # pyright: ignore[reportAssignmentType]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+    def clear() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    if forget:  # behind the wrapper's own callback, which is queued during the pass
+        loss.register_hook(lambda _: after_backward(lambda: after_backward(clear)))
+    return loss
+
+
+class _Unlearned(torch.autograd.Function):
+    """A place in the graph for parameters that a loss does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = [parameter.detach() for parameter in parameters]
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        return grad_outputs[0], *map(torch.zeros_like, ctx.parameters)
 
 
 def call_through_wrapper(wrapper: nn.Module | None, step: Callable[[], Result]) -> Result:

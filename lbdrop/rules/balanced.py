@@ -41,7 +41,7 @@ from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut
-from lbdrop.rules.measurements import MasksAt, Measurements, losses_at, shift_sums, sums_of
+from lbdrop.rules.measurements import MasksAt, Measurements, losses_at, means, shift_sums, sums_of
 from lbdrop.rules.rule import Phase
 from lbdrop.rules.targets import log_changes
 from lbdrop.rules.unit_costs import UnitCosts, unit_costs
@@ -244,8 +244,8 @@ class Balanced:
         batch = self.held_out.ahead(self.step - self.first_epoch.last().start)
         with eval_mode(self.model), torch.no_grad():
             fresh = losses_at(evaluation, self.logits, self.generator)
-        found = shift_sums(fresh, self._held_out_losses(evaluation, batch))
-        self.measurements.shift_sums = self.measurements.shift_sums.to(found) + evaluation.all_reduce(found)
+        found = shift_sums(*means(evaluation, [fresh, self._held_out_losses(evaluation, batch)]))
+        self.measurements.shift_sums = self.measurements.shift_sums.to(found) + found
 
     # ----------------------------------------------------------------------------------------------- one measurement
 
@@ -259,16 +259,13 @@ class Balanced:
         with eval_mode(self.model), torch.no_grad():
             noisy = losses_at(evaluation, still, self.generator)
             alone = [noisy if len(self.moving) == 1 else self._alone(evaluation, rate) for rate in turn]
-        odds, trained = self._odds(), plain.double().mean()
-        sums = sums_of(plain, noisy, held_out, odds[self.moving].sum())
-        costs = torch.stack([each.double().mean() - trained for each in alone])
-        found = evaluation.all_reduce(torch.cat([sums, costs, odds[turn], *costs_of_units]))
-        sums, costs, then, *costs_of_units = found.split([len(sums), count, count, *map(len, costs_of_units)])
+        odds, (trained, *others) = self._odds(), means(evaluation, [plain, noisy, held_out, *alone])
+        sums, costs = sums_of(trained, *others[:2], odds[self.moving].sum()), torch.stack(others[2:]) - trained
         keep, keep_alone = 1 - 1 / self.window, 1 - 1 / max(2.0, self.window * count / len(self.moving))
-        self.measurements.add(sums, turn, torch.stack([costs, then]), keep, keep_alone)
+        self.measurements.add(sums, turn, torch.stack([costs, odds[turn]]), keep, keep_alone)
         self.rise.note(self.measurements, odds[self.moving])
         for rate, units in zip(self.unit_costs, costs_of_units, strict=True):
-            self._units_of(rate).add(units, keep)
+            self._units_of(rate).add(evaluation.all_reduce(units), keep)
         return odds
 
     def _plain(self, evaluation: Evaluation) -> tuple[Float[Tensor, "batch"], list[Tensor]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from lbdrop._torch import is_sharded
 from lbdrop.dropout import learned_layers, noise_layers
 from lbdrop.errors import DropoutError, refuse
 from lbdrop.estimators import get
@@ -120,6 +121,11 @@ def look_around(model: nn.Module, rule: Rule, shared: bool) -> OptimizerWatch:
     """Before the first step: warnings about processes and modes; the optimisers are watched, as they make their steps."""
     if not shared:
         processes.warn_if_alone()
+    if is_sharded(model) and not isinstance(rule, HeldOutRule):
+        raise DropoutError(
+            "fully_shard: want rates that follow held-out data, whose model may be divided, got a rule whose rates have"
+            " gradients, which nothing would average; give held_out and steps, or wrap the model by DistributedDataParallel"
+        )
     modes.warn_of_eval_mode(model)
     learns = {} if isinstance(rule, HeldOutRule) else noise_layers(model)
     logits = {name: each.logit for name, each in learns.items() if isinstance(each.logit, nn.Parameter)}

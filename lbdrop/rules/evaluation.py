@@ -27,7 +27,7 @@ from lbdrop.passes.drawer import PlainMasks
 from lbdrop.passes.price import Plan, calls_on, count_pass, plan_for
 from lbdrop.passes.run import Drawer, run
 from lbdrop.sites.watch import check_unreached, functional_dropout, report_unreached
-from lbdrop.step import Step, with_zero_gradients
+from lbdrop.step import Step
 
 __all__ = ["Evaluation", "Runner"]
 
@@ -96,7 +96,7 @@ class Runner:
             return result
         result = self.run(losses, 1, PlainMasks(self.generator))
         self.watch.losses(result, losses)
-        return with_zero_gradients(result, logits) if logits and torch.is_grad_enabled() else result
+        return processes.with_zero_gradients(result, logits) if logits and torch.is_grad_enabled() else result
 
     def _try_step(self, step: Step, losses: Losses) -> None:
         """A step that leaves nothing behind, so that a mistake shows in the first, whether rates learn in it or not."""

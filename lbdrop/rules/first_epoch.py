@@ -11,7 +11,7 @@ __all__ = ["FirstEpoch"]
 
 
 class FirstEpoch:
-    """How long the first epoch is, where that can be known, and how many held-out batches differ in all processes.
+    """How long the first epoch is, where that can be known, and how many held-out batches differ.
 
     Args:
         held_out: the held-out data.
@@ -32,8 +32,9 @@ class FirstEpoch:
             return
         self._noted = True
         batch = size_of(evaluation.batch) if self.examples is not None and evaluation.batch else 0
-        here = torch.tensor([batch, self.held_out.distinct], device=device)
-        batch, self.distinct = evaluation.all_reduce(here).tolist()
+        here = torch.tensor([batch, self.held_out.distinct, 1], device=device)
+        batch, batches, processes = evaluation.all_reduce(here).tolist()
+        self.distinct = batches / processes  # one measurement takes one of each process
         if batch:
             self.length = int(float(self.examples or 0) / batch)
 

@@ -20,7 +20,7 @@ from lbdrop.dropout import NoiseLayer
 from lbdrop.passes.drawer import Drawer
 from lbdrop.rules.evaluation import Evaluation
 
-__all__ = ["MasksAt", "Mean", "Measurements", "losses_at", "shift_sums", "sums_of"]
+__all__ = ["MasksAt", "Mean", "Measurements", "losses_at", "means", "shift_sums", "sums_of"]
 
 # After fewer measurements the spread is not known well enough to act on it.
 MIN_MEASUREMENTS = 4.0
@@ -68,25 +68,22 @@ def losses_at(
     return evaluation.sampled(MasksAt(silent, generator=generator), 1)[0].float()
 
 
-def sums_of(
-    plain: Float[Tensor, "batch"],
-    noisy: Float[Tensor, "batch"],
-    held_out: Float[Tensor, "other"],
-    odds: Float[Tensor, ""],
-) -> Sums:
-    """What one measurement adds: a one, cost, gap, their squares, odds, plain loss, cost × odds and odds².
+def means(evaluation: Evaluation, losses: Sequence[Float[Tensor, "_"]]) -> list[Float[Tensor, ""]]:
+    """The mean of each, over the examples of all processes: what one process would find."""
+    sums = torch.stack([torch.stack([each.double().sum(), torch.ones_like(each).double().sum()]) for each in losses])
+    total, count = evaluation.all_reduce(sums).unbind(1)
+    return list(total / count)
 
-    Sums of several processes add up.
-    """
-    trained = plain.double().mean()
-    cost, gap = noisy.double().mean() - trained, held_out.double().mean() - trained
-    odds = odds.to(cost)
+
+def sums_of(trained: Tensor, noisy: Tensor, held_out: Tensor, odds: Float[Tensor, ""]) -> Sums:
+    """What one measurement adds, by mean losses: a one, cost, gap, their squares, odds, plain loss, cost × odds and odds²."""
+    cost, gap, odds = noisy - trained, held_out - trained, odds.to(trained)
     return torch.stack([torch.ones_like(cost), cost, gap, cost**2, gap**2, odds, trained, cost * odds, odds**2])
 
 
-def shift_sums(fresh: Float[Tensor, "batch"], held_out: Float[Tensor, "other"]) -> Float[Tensor, "3"]:
+def shift_sums(fresh: Float[Tensor, ""], held_out: Float[Tensor, ""]) -> Float[Tensor, "3"]:
     """A one, and by how much held-out examples are harder than some that have not been trained on yet; its square."""
-    harder = held_out.double().mean() - fresh.double().mean()
+    harder = held_out - fresh
     return torch.stack([torch.ones_like(harder), harder, harder**2])
 
 
@@ -126,7 +123,6 @@ class Measurements:
 
     @property
     def enough(self) -> Tensor:
-        # With several processes one measurement counts several times in the sums, and still is one.
         return (self.sums[0] > MIN_MEASUREMENTS) & (self.count > MIN_MEASUREMENTS)
 
     def unit_cost(self) -> Mean:

@@ -119,7 +119,7 @@ class _OneRate(NamedTuple):
     """A rate that stands for so many units, and the weights that they feed, if known."""
 
     logit: Tensor
-    count: int
+    units: int
     weights: list[Tensor]
     inverted: bool
 
@@ -132,7 +132,7 @@ class _OneRates(torch.autograd.Function):
         logits, ctx.lengths = torch.stack(tensors[: len(rates)]), [len(rate.weights) for rate in rates]
         weights, keep = tensors[len(rates) :], torch.sigmoid(logits)
         counts, unknown, sign = _columns(
-            tuple((rate.count, 0 if rate.weights else rate.count, -1 if rate.inverted else 1) for rate in rates),
+            tuple((rate.units, 0 if rate.weights else rate.units, -1 if rate.inverted else 1) for rate in rates),
             logits.dtype,
             logits.device,
         )
@@ -149,7 +149,7 @@ class _OneRates(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (scale,) = grad_outputs
         factors = (scale * ctx.factors).unbind()
         each = [factor for factor, length in zip(factors, ctx.lengths, strict=True) for _ in range(length)]

@@ -31,6 +31,8 @@ from lbdrop.recommend.train.fit import fit as fit_recommender
 
 EXAMPLES = 8
 ESTIMATORS = ("arm", "disarm", "rloo-3", "double-cv-4")
+SHARED = ("ddp", "fully_shard", "alone")
+"""How processes share a model whose rates follow held-out data."""
 METHODS = ("sivae-lbd", "vae-drop", "sivae-concrete")
 FITS: dict[str, Any] = {
     "exact": ("dae", {"dropout": "none"}),
@@ -126,22 +128,48 @@ def tuned(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def balanced(rank: int, ranks: int, wrapped: bool) -> dict[str, Tensor]:
-    """Weights and rates after some steps of balanced noise, each process with a share of the data."""
+def balanced(rank: int, ranks: int, how: str = "alone") -> dict[str, Tensor]:
+    """Weights and rates after some steps of balanced noise, with the share of the masks that one process would draw.
+
+    Each process has a share of the data. The optimiser decays whatever has a gradient.
+    """
     model, rows = network(), share(rank, ranks)
     x, y = data()
-    rule = Balanced(model, [(x[rows].flip(1), y[rows])], steps=60, every=1)
-    objective = Objective(model, rule)
-    if wrapped:
-        objective.model = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    for _ in range(40):  # rates move for 24 of them
+    generator = torch.Generator().manual_seed(2)
+    rule = Balanced(model, [(x[rows].flip(1), y[rows])], steps=60, every=1, generator=generator)
+    if how == "fully_shard":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, ignored_params=set(rule.logits))
+    objective = Objective(DistributedDataParallel(model) if how == "ddp" else model, rule)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03, weight_decay=0.1)
+    uniforms = NoiseLayer.uniforms
+
+    def masks(self: NoiseLayer, shape: Any, *rest: Any) -> Tensor:
+        return uniforms(self, (shape[0], EXAMPLES, *shape[2:]), *rest)[:, rows]
+
+    with mock.patch.object(NoiseLayer, "uniforms", masks):
+        for _ in range(40):  # rates move for 24 of them
+            optimizer.zero_grad()
+            objective(losses, x[rows], y[rows]).backward()
+            optimizer.step()
+    assert rule.phase == "frozen"
+    full = {name: getattr(p, "full_tensor", lambda p=p: p)() for name, p in model.named_parameters()}
+    return {name: p.detach().clone() for name, p in full.items()} | {"measurements": rule.measurements.sums[0]}
+
+
+def released(rank: int, ranks: int) -> dict[str, Tensor]:
+    """Rates where held-out examples join training, masks are each process's own, and the model is wrapped as by default."""
+    model, rows = network(), share(rank, ranks)
+    x, y = data()
+    held_out = [(x[rows].flip(1), y[rows])] * 3
+    objective = Objective(DistributedDataParallel(model), held_out=held_out, steps=30, examples=EXAMPLES // ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
+    for _ in range(30):
         optimizer.zero_grad()
         objective(losses, x[rows], y[rows]).backward()
         optimizer.step()
-    return {name: p.detach().clone() for name, p in model.named_parameters()} | {
-        "measurements": rule.measurements.sums[0]
-    }
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 # ------------------------------------------------------------------------------------------------------ the recommender

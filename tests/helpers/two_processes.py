@@ -140,7 +140,8 @@ def main(folder: Path) -> None:
     result: dict[str, Any] = {name: work.core_gradients(name, rank, ranks) for name in work.ESTIMATORS}
     result |= {name: work.recommender_gradients(name, rank, ranks) for name in work.METHODS}
     result["tuned"] = [work.tuned(rank, ranks, wrapped=each) for each in (True, False)]
-    result["balanced"] = [work.balanced(rank, ranks, wrapped=each) for each in (True, False)]
+    result |= {how: work.balanced(rank, ranks, how) for how in work.SHARED}
+    result["released"] = work.released(rank, ranks)
     result["masks"], result["accumulated"], result["refusals"] = masks_of_a_seed(), accumulated(rank), refusals()
     result["plain masks"] = plain_masks()
     result["measured"] = work.measured(shared=True)
