@@ -39,7 +39,7 @@ from lbdrop.masks import use
 from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
 from lbdrop.rules.held_out import HeldOut, size_of
-from lbdrop.rules.measurements import Measurements, losses_at, shift_sums, sums_of
+from lbdrop.rules.measurements import Measurements, losses_at, means, shift_sums, sums_of
 from lbdrop.rules.rule import Phase
 
 __all__ = ["EVERY", "SelfTuning", "parameter_groups"]
@@ -232,7 +232,7 @@ class SelfTuning:
             plain = losses_at(evaluation, self.logits, self.generator)
             noisy = losses_at(evaluation, frozen_rates, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        found = evaluation.all_reduce(sums_of(plain, noisy, held_out, self._odds()))
+        found = sums_of(*means(evaluation, [plain, noisy, held_out]), self._odds())
         self.measurements.add(found, [0], torch.zeros_like(found[:2, None]), 1 - 1 / self.window, 0.0)
 
     def _odds(self) -> Float[Tensor, ""]:
@@ -253,7 +253,7 @@ class SelfTuning:
         with eval_mode(self.model), torch.no_grad():
             fresh = losses_at(evaluation, self.logits, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        found = evaluation.all_reduce(shift_sums(fresh, held_out))
+        found = shift_sums(*means(evaluation, [fresh, held_out]))
         self.measurements.shift_sums = self.measurements.shift_sums.to(found) + found
 
     def _held_out_losses(self, evaluation: Evaluation, batch: tuple[Any, ...]) -> Float[Tensor, "batch"]:
