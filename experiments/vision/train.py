@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from experiments.rival_rules.self_tuning import parameter_groups
+from experiments.rival_rules.self_tuning import SelfTuning, parameter_groups
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError, first_line
 from lbdrop.guards import processes
@@ -253,8 +253,8 @@ def train(
     network = module.network
     device = next(network.parameters()).device
     ranks, here = processes.count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    # Rates that follow held-out data have no gradient, and their responses none once rates are frozen.
-    tuned = module.objective is not None and isinstance(module.objective.rule, HeldOutRule)
+    # Responses of self-tuning have no gradient once rates are frozen.
+    tuned = module.objective is not None and isinstance(module.objective.rule, SelfTuning)
     trainer = L.Trainer(
         max_epochs=module.schedule.epochs,
         accelerator=device.type,
