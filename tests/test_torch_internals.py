@@ -174,6 +174,37 @@ def test_uncompiled_gives_back_what_was_compiled() -> None:
     assert internals.uncompiled(model) is model
 
 
+def test_compiled_modules_are_told_from_others() -> None:
+    model, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    assert [internals.has_compiled_call(each) for each in (model, torch.compile(model), in_place)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_functions_are_unseen_by_modes() -> None:
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.rand(1)
+        with internals.functions_unseen():
+            torch.rand(1)
+    assert seen == [torch.rand]
+
+
+def test_ordinary_models_are_neither_sharded_nor_divided() -> None:
+    """What is so is tested in two processes."""
+    assert not internals.is_sharded(nn.Linear(2, 2))
+    assert not internals.is_divided(nn.Linear(2, 2).weight)
+
+
 def test_compilation_ends_at_a_marked_function() -> None:
     states = [1.0]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lbdrop._torch import functions_unseen
 from lbdrop.dropout import NoiseLayer
 from lbdrop.errors import DropoutError
 
@@ -60,23 +61,28 @@ class PlainMasks(Drawer):
 
 
 class IndependentMasks(Drawer):
-    """Independent masks, as prediction wants: each of a generator of its own, so that it does not matter which run together."""
+    """Independent masks, as prediction wants: each of a generator of its own, so that it does not matter which run together.
+
+    Generators have been seeded, and not drawn from.
+    """
 
     def __init__(self, generators: Sequence[torch.Generator]):
         self.generators = generators
-        self.before = [generator.get_state() for generator in generators]
+        self.drawn = False
 
     def draws(self, layer: NoiseLayer) -> bool:
         return layer.samples_at_test
 
     def draw(self, layer: NoiseLayer, shape: tuple[int, ...], x: Tensor) -> Tensor:
-        uniforms = [layer.uniforms((1, *shape), x, generator) for generator in self.generators]
+        self.drawn = True
+        with functions_unseen():
+            uniforms = [layer.uniforms((1, *shape), x, generator) for generator in self.generators]
         each = uniforms[0] if len(uniforms) == 1 else torch.cat(uniforms)
         return layer.mask_of(each, len(shape)).to(x.dtype)
 
     def begin(self) -> None:
-        for generator, state in zip(self.generators, self.before, strict=True):
-            generator.set_state(state)
+        for generator in self.generators if self.drawn else ():
+            generator.manual_seed(generator.initial_seed())
 
 
 def refuse_other_shape(mask: Tensor, shape: tuple[int, ...]) -> None:

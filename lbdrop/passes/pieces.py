@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,8 @@ MAX_GROWTH = 64
 """Activations are taken to be at most so many times as large as the input, before any is measured."""
 ALONE = 0.6
 """Where more than this share of a pass is work behind the first dropout, a CPU runs masks one by one, which fits its cache."""
+SURELY_FREE = 1 << 26
+"""So few bytes are there."""
 DEFAULT_MEMORY = 4 << 30
 """Free bytes where the system does not tell."""
 
@@ -42,13 +43,16 @@ def plan_pieces(model: nn.Module, call: Callable[..., Tensor], batch: Any, sampl
     if not tensors or not len(tensors[0]):
         raise DropoutError("inputs: want at least one example, got an empty batch; check the data")
     examples = len(tensors[0])
-    budget = memory or _free_memory(tensors[0].device) // 2
     if (
         tensors[0].device.type == "cpu"
-        and _share_behind(model, partial(call, model, next(split_rows(batch, 32)))) > ALONE
+        and _share_behind(model, lambda: call(model, next(split_rows(batch, 32)))) > ALONE
     ):
         samples = 1
-    if memory is None and samples * sum(t.nbytes for t in tensors) * MAX_GROWTH < budget:
+    needed = samples * sum(t.nbytes for t in tensors) * MAX_GROWTH
+    if memory is None and needed < SURELY_FREE:
+        return Plan(examples, samples)  # nor asked for: the system takes longer to say it than a small model to predict
+    budget = memory or _free_memory(tensors[0].device) // 2
+    if memory is None and needed < budget:
         return Plan(examples, samples)  # certain to fit: no measuring
     before, behind = _largest_activations(model, call, next(split_rows(batch, 1)))
     # An operation holds its input, its output and a workspace.
