@@ -181,7 +181,9 @@ TASKS = {
     "residual CNN, Dropout2d": Task(residual_network, images(32, 32), cross_entropy),
     "ConvNeXt, stochastic depth": Task(convnext, images(8, 64), cross_entropy, in_functions=True),
     "LSTM": Task(Recurrent, tokens(32, 32), cross_entropy),
-    "VGG19": Task(lambda: VGG(19, dropout=lambda units: nn.Dropout(0.5), classes=10), images(16, 64), cross_entropy),
+    "VGG19": Task(
+        lambda: VGG(19, dropout=lambda units: nn.Dropout(0.5), classes=10, width=1024), images(16, 64), cross_entropy
+    ),
     "MLP, 2 × 512": Task(
         lambda: mlp(784, 512, 10), lambda: (torch.rand(128, 784), torch.randint(10, (128,))), cross_entropy
     ),

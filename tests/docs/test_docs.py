@@ -8,6 +8,7 @@ import pytest
 from helpers.documented import PAGES, ROOT, name
 from helpers.page import outputs, outputs_in_a_process
 
+from benchmarks import overhead_page
 from benchmarks.recommender_peers import table as peers_table
 
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "LOG.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
@@ -140,11 +141,17 @@ def test_results_page_variance_numbers_match_json() -> None:
 def test_results_page_overhead_numbers_match_json() -> None:
     known = {"20"}
     for device in ("cpu", "cuda"):
-        record = json.loads((ROOT / f"benchmarks/results/overhead-{device}.json").read_text())
+        record = json.loads((ROOT / f"benchmarks/results/overhead-vgg19-{device}.json").read_text())
         for group in (value for value in record.values() if "contestants" in value):
             known |= {f"{entry['time_ratio']:.2f}" for entry in group["contestants"].values()}
     assert len(table("overhead")) > 10
     assert not {n for n in table("overhead") if "." in n} - known
+
+
+def test_results_page_cost_tables_are_made_from_json() -> None:
+    page = (ROOT / "docs/results.md").read_text()
+    assert page.count("<!-- overhead table: ") == 2
+    assert overhead_page.fill(page) == page
 
 
 def test_results_page_netflix_numbers_match_table() -> None:

@@ -21,7 +21,7 @@ from lbdrop.cli import app
 ROOT = Path(__file__).parent.parent.parent.parent
 RATES = ROOT / "experiments/rates/results/uci-boston.json"
 TOY = ROOT / "experiments/toy/results/toy.json"
-OVERHEAD = ROOT / "benchmarks/results/overhead-cpu.json"
+OVERHEAD = ROOT / "benchmarks/results/overhead-vgg19-cpu.json"
 
 
 def command(*arguments: object) -> tuple[int, str]:
