@@ -106,4 +106,4 @@ def lbdrop(version: Version = False) -> None:
     """Learned Bernoulli dropout for PyTorch."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError):  # another stream, or one whose file was replaced beneath it
-            stream.reconfigure(errors="replace")  # a terminal without ▇ shows ? there
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue] — ? for a sign it lacks
