@@ -186,6 +186,7 @@ def test_tensors_of_a_step_are_freed_but_for_the_numbers_of_the_last() -> None:
     assert {float(each) for each in left} == {objective.last["loss"], objective.last["kl"]}
 
 
+@pytest.mark.filterwarnings("ignore:objective. want gradients on")
 def test_loss_without_gradients_needs_nothing_else() -> None:
     model, (x, y) = network(), batch()
     with torch.no_grad():
@@ -262,6 +263,7 @@ class Halve:
         return evaluation.losses().mean() / 2
 
 
+@pytest.mark.filterwarnings("ignore:objective. want gradients on")
 def test_rule_of_one_method_is_enough_for_another_way_to_learn() -> None:
     model, (x, y) = network(), batch()
     with torch.no_grad():

@@ -8,6 +8,7 @@ step (both masks, backward pass, optimiser) is therefore recorded once as a CUDA
 
 import gc
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -150,7 +151,8 @@ class Segmenter(Classifier):
         """
         assert self.objective is not None
         before = {name: value.clone() for name, value in self.network.named_buffers()}
-        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        with torch.random.fork_rng([x.device] if x.is_cuda else []), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "objective: want gradients on")
             self.objective(image_losses, x, y)
         for name, value in self.network.named_buffers():
             value.copy_(before[name])
