@@ -175,7 +175,7 @@ def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) 
         parts["deterministic"].append(once[None])
         if _layers(model):
             predicted = lbdrop.predict(
-                model, x, MASKS, kind=task.of.predicts, class_dim=task.of.class_dim, progress=False, generator=generator
+                model, x, MASKS, kind=task.of.predicts, progress=False, generator=generator, **_classes(task)
             )
             assert predicted.samples is not None
             # Of classes only the mean counts; a regression's samples are a mixture.
@@ -187,6 +187,11 @@ def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) 
             f"{task.name}: want finite measures, got {found}; the run has diverged, lower its learning rate"
         )
     return found
+
+
+def _classes(task: Task) -> dict[str, Any]:
+    """Where classes are in the outputs; regression has none."""
+    return {} if task.of.predicts == "regression" else {"class_dim": task.of.class_dim}
 
 
 def _layers(model: nn.Module) -> dict[str, NoiseLayer]:
