@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evil")
     likes = checkerboard().select(pl.format(EVIL, name).alias(name) for name in ("user_id", "item_id"))
     Recommender("ease").fit(likes).save(folder / "model")
-    Recommender("sivae-lbd", epochs=1, hidden=4, latent=2, validation=0, progress=False).fit(likes).save(
+    Recommender("sivae-lbd", epochs=3, hidden=4, latent=2, validation=0, progress=False).fit(likes).save(
         folder / "rates"
     )
     items = likes["item_id"].unique().sort()
