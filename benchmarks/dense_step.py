@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.overhead import measure
+from benchmarks.timing import measure
 from experiments.networks import dense
 from experiments.networks.tiramisu import FCDenseNet
 from experiments.vision.segment import WARM_UP, Recorded, image_losses

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import lbdrop
 from benchmarks.overhead_tasks import TASKS, Task
+from benchmarks.timing import peak_bytes
 
 __all__ = ["LIMITS", "measure"]
 
@@ -240,22 +241,3 @@ def seconds_of(run: Contestant, place: torch.device) -> float:
     start = time.process_time()
     run()
     return time.process_time() - start
-
-
-def peak_bytes(run: Contestant, place: torch.device) -> int:
-    """The most that was allocated at once beyond what was there before."""
-    if place.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    held = peak = 0
-    events: Any = profile.profiler
-    for event in events.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak

@@ -31,7 +31,7 @@ from rich.table import Table
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from benchmarks.overhead import peak_bytes, synchronize
+from benchmarks.timing import peak_bytes, synchronize
 from experiments.collaborative.data.protocols import get_protocol, read
 from lbdrop.io.records import provenance, write_json
 from lbdrop.recommend import VAE, Interactions, Recommender, Rows, Settings, method

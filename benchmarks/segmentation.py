@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import lbdrop
-from benchmarks.overhead import measure, table
+from benchmarks.timing import measure, table
 from experiments.networks.tiramisu import CommonDropout2d, FCDenseNet, batch_statistics
 from lbdrop.io.records import provenance, write_json
 
