@@ -30,9 +30,10 @@ REMOVED = ("rule", "offset_scale", "settle", "both")
 EXPERTS, AUTO = "experts", "auto"
 """A linear model and a network together; and that, or the linear model alone where the network does not help."""
 EXPERT_SETTINGS = replace(
-    METHODS["sivae-lbd-dense"], method=EXPERTS, layers=2, gamma=0.0025, lr=2e-3, final_lr=0.02, epochs=30
-)
-"""The network of the experts (LOG.md)."""
+    METHODS["sivae-lbd-dense"], method=EXPERTS, layers=2, gamma=0.0025, lr=2e-3, final_lr=0.02, epochs=30,
+    estimator=None,
+)  # fmt: skip
+"""The network of the experts (LOG.md). Its one rate needs few of the steps."""
 
 MIN_STEPS = 20
 """Steps of an epoch; with fewer, stopping between epochs is too coarse."""
@@ -175,7 +176,7 @@ def _implied_changes(before: Settings, changes: dict[str, Any]) -> dict[str, Any
     """
     dropout = changes.get("dropout", before.dropout)
     if changes.get("rates", before.rates) == "balanced" and dropout == "learned":
-        return {"mask_kl": 0.0, "samples": before.samples or LEARNED["samples"]}
+        return {"estimator": None, "mask_kl": 0.0, "samples": before.samples or LEARNED["samples"]}
     if dropout == before.dropout:
         return {}
     if dropout not in LEARNED_KINDS:
@@ -183,7 +184,7 @@ def _implied_changes(before: Settings, changes: dict[str, Any]) -> dict[str, Any
     rate = {"rate": GAUSSIAN["rate"]} if dropout == "gaussian" else {}
     another_prior = "gaussian" in (before.dropout, dropout)
     mask_kl = 1.0 if another_prior or not before.mask_kl else before.mask_kl
-    estimator = before.estimator if dropout == "learned" else None
+    estimator = LEARNED["estimator"] if dropout == "learned" else None
     rates = before.rates if dropout == "learned" else "bound"
     return {
         "estimator": estimator,

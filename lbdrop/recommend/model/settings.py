@@ -219,12 +219,13 @@ VAE_PLAIN = replace(VAE_DROP, method="vae", dropout="none")
 IAF = {"flows": 4}
 VAMP = {"prior": "vamp", "log_variance_range": (-12.0, 4.0)}
 # Rows are normalised before the mask; after it, the network has never seen rows like those without a mask (LOG.md).
-LEARNED = {"dropout": "learned", "extra_masks": 2, "samples": 10}
+# As the paper, in every step: a table of a thousand users has few steps, and in a share of them rates would hardly move.
+LEARNED = {"dropout": "learned", "estimator": "disarm", "extra_masks": 2, "samples": 10}
 # No extra masks, so that the Gaussian's KL is exact.
 EXACT = {"extra_masks": 0}
-CONCRETE = {"dropout": "concrete"}
+CONCRETE = {"dropout": "concrete", "estimator": None}
 # Not .5: that is the largest allowed variance, and the KL would hold it there.
-GAUSSIAN = {"dropout": "gaussian", "rate": 0.3}
+GAUSSIAN = {"dropout": "gaussian", "estimator": None, "rate": 0.3}
 GATED = {"encoder": "gated", "decoder": "gated", "levels": 2, **VAMP}
 DENSE = {"encoder": "dense", "layers": 5, "decoder": "linear", "activation": "swish", "gamma": 0.005, "lr": 5e-4}
 

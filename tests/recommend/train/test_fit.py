@@ -323,7 +323,7 @@ def test_ctrl_c_without_a_folder_says_how_to_save_states(train: csr_array, monke
 
 def test_balanced_rates_follow_validation_users_and_freeze(train: csr_array, validation: HeldOut) -> None:
     changes = SMALL | {"epochs": 20, "lr": 0.01, "mask_kl": 0.0}
-    model = new(method("sivae-lbd-one", rates="balanced", **changes))
+    model = new(method("sivae-lbd-one", rates="balanced", estimator=None, **changes))
     run(model.settings, train, validation, model=model)
     assert not model.masks.logit.requires_grad  # frozen after two fifths
     assert float(model.masks.logit.detach()) != pytest.approx(float(new(model.settings).masks.logit.detach()))
