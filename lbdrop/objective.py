@@ -105,7 +105,8 @@ class Objective:
             check_losses(losses, self.core, batch)
         if learning:
             self._optimizers = self._optimizers or look_around(self.core, self.rule, self.shared)
-            clamp_logits(self.layers.values())
+            if not isinstance(self.rule, HeldOutRule):  # which keeps them in their range by itself
+                clamp_logits(self.layers.values())
         watch.in_step = learning
         try:
             device = next(iter(self.layers.values())).logit.device

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.rates.record import DOCUMENTED, OURS
 from experiments.rates.run import RESULTS, read
 from experiments.rates.table import by_seed
-from experiments.rates.tasks import TASKS
+from experiments.rates.tasks import SLOW, TASKS
 from experiments.rates.verdicts import paired
 from lbdrop.errors import DropoutError
 from lbdrop.io.files import replacing
@@ -30,13 +30,13 @@ SHOWN = {
 Summary = Mapping[str, Any]
 
 
-def verdicts(whole: Summary, how: str) -> Iterator[str]:
-    """Every task: the grid, those who learn their rates, and the grid's choice trained once more on all data."""
+def verdicts(whole: Summary, how: str, slow: bool = False) -> Iterator[str]:
+    """Every task, or those of networks that learn slowly: the grid, who learns rates, and the grid's choice retrained."""
     columns = " | ".join(DOCUMENTED.values())
     last = "grid's choice retrained; balanced noise per layer against it"
     yield f"| task | seeds | grid, validation-chosen | {columns} | {last} |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    for name, found in _tasks(whole):
+    for name, found in _tasks(whole, slow):
         grid, again = found["chosen"][how], found["retrained"].get(how)
         low, high = min(grid["rates"]), max(grid["rates"])
         rates = _short(low) if low == high else f"{_short(low)}–{_short(high)}"
@@ -81,7 +81,7 @@ def counts(whole: Summary, how: str) -> dict[str, Counter[str]]:
 def against(folder: Path, rival: str, how: str) -> Counter[str]:
     """On how many tasks balanced noise per layer is better, level and worse than a rival of the same seeds."""
     found = Counter(better=0, level=0, worse=0)
-    for task in TASKS:
+    for task in (name for name in TASKS if name not in SLOW):
         by = by_seed(read(folder / f"{task}.json"))
         pair = by.get(OURS, {}), by.get(rival, {})
         if seeds := sorted(set.intersection(*map(set, pair))):
@@ -93,6 +93,7 @@ PAGES: dict[str, dict[str, Callable[[Summary], Iterator[str]]]] = {
     "experiments/rates/README.md": {
         "without masks": lambda whole: verdicts(whole, "deterministic"),
         "with masks": lambda whole: verdicts(whole, "masks"),
+        "of networks that learn slowly": lambda whole: verdicts(whole, "deterministic", slow=True),
     },
     "docs/how_rates_are_learned.md": {"without masks": shortest},
     "README.md": {"of a few tasks": examples},
@@ -112,9 +113,10 @@ def filled(page: str, text: str, whole: Summary) -> str:
     return text
 
 
-def _tasks(whole: Summary) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Those of this experiment, with a whole grid."""
-    return ((name, whole[name]) for name in TASKS if name in whole and whole[name]["seeds"])
+def _tasks(whole: Summary, slow: bool = False) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Those of this experiment, with a whole grid: networks that learn slowly, or all others."""
+    names = (name for name in TASKS if (name in SLOW) == slow)
+    return ((name, whole[name]) for name in names if name in whole and whole[name]["seeds"])
 
 
 def _cell(row: Mapping[str, Any] | None, how: str) -> str:

@@ -1,10 +1,11 @@
-"""Digits and Fashion-MNIST, and the two networks that read them."""
+"""Digits and Fashion-MNIST, and the networks that read them."""
 
 import gzip
 import struct
 import zlib
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.archives import read_npz
+from experiments.networks.residual import Block
 from lbdrop.errors import DropoutError, first_line
 
-__all__ = ["all_fashion", "cnn", "digits", "fashion", "mlp"]
+__all__ = ["all_fashion", "cnn", "digits", "fashion", "mlp", "residual", "vit"]
 
 Images = Float[Tensor, "examples height width"]
 Classes = Int[Tensor, "examples"]
@@ -131,3 +133,36 @@ def cnn(x: Images, rate: float) -> nn.Sequential:
         nn.Flatten(), nn.Linear(32 * side * side, 128), nn.ReLU(), nn.Dropout(rate),
         nn.Linear(128, 10),
     )  # fmt: skip
+
+
+def residual(x: Images, rate: float, width: int = 16, blocks: int = 3) -> nn.Sequential:
+    """Residual blocks with stochastic depth, and no other dropout."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, x.shape[1])), nn.Conv2d(1, width, 3, padding=1),
+        *(Block(width, rate) for _ in range(blocks)),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, 10),
+    )  # fmt: skip
+
+
+class ViT(nn.Module):
+    """A vision transformer of transformers, from its configuration, with two layers; it reads 16 patches."""
+
+    def __init__(self, side: int, rate: float, width: int = 32):
+        super().__init__()
+        from transformers import ViTConfig, ViTForImageClassification
+
+        settings: Any = ViTConfig
+        self.vit = ViTForImageClassification(
+            settings(
+                image_size=side, patch_size=side // 4, num_channels=1, hidden_size=width, num_hidden_layers=2,
+                num_attention_heads=2, intermediate_size=2 * width, num_labels=10, hidden_dropout_prob=rate,
+                attention_probs_dropout_prob=rate,
+            )
+        )  # fmt: skip
+
+    def forward(self, x: Images) -> Float[Tensor, "images classes"]:
+        return self.vit(pixel_values=x[:, None]).logits
+
+
+def vit(x: Images, rate: float) -> ViT:
+    return ViT(x.shape[-1], rate)

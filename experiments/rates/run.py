@@ -64,7 +64,7 @@ class Training:
         self.objective = build_objective(
             contestant, self.model, task, data, steps, torch.Generator().manual_seed(seed + 1)
         )
-        self.optimizer, self.schedule = _optimizer(self.model, task.lr, steps)
+        self.optimizer, self.schedule = _optimizer(self.model, task, steps)
         if isinstance(self.objective, OneStep):
             self.objective.follow(self.optimizer)
         self.history = [{"epoch": 0, "rates": _means(self.model)}]
@@ -131,6 +131,7 @@ def shared(record: dict[str, Any], task: Task, contestant: Contestant, epochs: i
 def settings(task: Task, contestant: Contestant, epochs: int | None = None) -> dict[str, Any]:
     """All that decides a run's numbers beside its seed and the code."""
     budget = {"epochs": epochs or task.epochs, "batch": task.batch, "lr": task.lr, "schedule": "cosine to 0"}
+    budget |= {"warm_up": task.warm_up} if task.warm_up else {}
     shared = contestant.rule == "kl" and task.of.many
     prior: dict[str, Any] = {"prior": "shared by the observations of an example"} if shared else {}
     own = {name: value for name, value in asdict(contestant).items() if name != "retrained" or value}
@@ -157,11 +158,18 @@ def by_earlier_rule(record: Mapping[str, Any]) -> bool:
     return any(found.get(name) != value for name, value in _of_rule(found["rule"], found["per"]).items())
 
 
-def _optimizer(model: nn.Module, lr: float, steps: int) -> tuple[torch.optim.Adam, Any]:
-    groups: Any = parameter_groups(model, RATE_LR, lr=lr) if _layers(model) else [{"params": [*model.parameters()]}]
-    optimizer = torch.optim.Adam(groups, lr=lr)
+def _optimizer(model: nn.Module, task: Task, steps: int) -> tuple[torch.optim.Adam, Any]:
+    groups: Any = (
+        parameter_groups(model, RATE_LR, lr=task.lr) if _layers(model) else [{"params": [*model.parameters()]}]
+    )
+    optimizer = torch.optim.Adam(groups, lr=task.lr)
+    schedules, rising = torch.optim.lr_scheduler, round(task.warm_up * steps)
     # Rates slow down with the weights, as they do for anyone who puts a scheduler on the optimiser.
-    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    falling = schedules.CosineAnnealingLR(optimizer, steps - rising)
+    if not rising:
+        return optimizer, falling
+    first = schedules.LinearLR(optimizer, 1 / (rising + 1), total_iters=rising)
+    return optimizer, schedules.SequentialLR(optimizer, [first, falling], [rising])
 
 
 def _measures(task: Task, model: nn.Module, pair: Pair, unit: float, seed: int) -> dict[str, dict[str, float]]:

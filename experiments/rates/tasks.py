@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from experiments.rates import features, images, recommendation, text, uci
+from experiments.rates import features, images, recommendation, text, uci, words
 from experiments.rates.task_kinds import KINDS, TaskKind
 from lbdrop.errors import DropoutError
 
-__all__ = ["SMALL", "TASKS", "Data", "Pair", "Task", "chosen"]
+__all__ = ["SLOW", "SMALL", "TASKS", "Data", "Pair", "Task", "chosen"]
 
 Pair = tuple[Tensor, Tensor]
 DATA = Path("data")
@@ -52,6 +52,8 @@ class Task:
     lr: float = 1e-3
     starts: bool = False
     """Whether rules that follow held-out data also run from rates far below and far above."""
+    warm_up: float = 0.0
+    """The share of the steps in which the learning rate rises from 0 before it falls."""
 
     def data(self, folder: Path, seed: int) -> Data:
         return Data(*self.load(folder, seed))
@@ -95,6 +97,43 @@ def _likes(data_name: str, encoder: Literal["paper", "dense"]) -> Task:
     )  # fmt: skip
 
 
+def _topics(name: str, epochs: int, network: Callable[[float], nn.Module] = words.Bert, lr: float = 1e-3) -> Task:
+    return Task(
+        name, "classification", words.load, lambda data, rate: network(rate), epochs, batch=20, lr=lr, warm_up=0.1
+    )
+
+
+def _digits(name: str, network: Callable[[Tensor, float], nn.Module], lr: float) -> Task:
+    return Task(
+        name,
+        "classification",
+        images.digits,
+        lambda data, rate: network(data.train[0], rate),
+        epochs=40,
+        batch=50,
+        lr=lr,
+    )
+
+
+SLOW: dict[str, Task] = {
+    task.name: task
+    for task in (
+        *(_topics(f"bert-{epochs}", epochs) for epochs in (15, 30, 60)),
+        *(_topics(f"bert-tuned-{epochs}", epochs, words.pretrained, lr=2e-3) for epochs in (1, 3)),
+        _topics("lstm", 40, words.Recurrent, lr=2e-3),
+        _digits("vit-digits", images.vit, 1e-3),
+        _digits("residual-digits", images.residual, 2e-3),
+        Task(
+            "vit-fashion-3000", "classification", partial(images.fashion, 3_000),
+            lambda data, rate: images.vit(data.train[0], rate), epochs=30, batch=100,
+        ),
+        Task(
+            "text-warm-up", "language", text.load, lambda data, rate: text.Characters(text.vocabulary(), rate), epochs=15,
+            batch=32, lr=2e-3, warm_up=0.1,
+        ),
+    )
+}  # fmt: skip
+"""Networks that learn slowly, and short runs."""
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -112,6 +151,7 @@ TASKS: dict[str, Task] = {
             epochs=10, batch=100, lr=1e-4,
         ),
         *(_likes(name, encoder) for name in ("ml-1m", "netflix-sample") for encoder in ("paper", "dense")),
+        *SLOW.values(),
     )
 }  # fmt: skip
 SMALL = ("digits", "fashion-1000-mlp", "fashion-3000-mlp", "uci-yacht", "uci-boston", "uci-energy", "uci-concrete")

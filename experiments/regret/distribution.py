@@ -9,13 +9,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 __all__ = ["FAMILIES", "HALVES", "Setup", "draw"]
 
-Half = Literal["development", "verdict"]
-HALVES: dict[str, int] = {"development": 1, "verdict": 2}
-"""The seed that each half is drawn with."""
+HALVES: dict[str, int] = {"development": 1, "verdict": 2, "second-verdict": 3}
+"""The seed that each half is drawn with; the second verdict is of the rule that trains without noise until there is a gap."""
 
 UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import lbdrop
+from experiments.networks.residual import DropPath
 from experiments.rates.batches import Batches
 from experiments.regret.data import Parts, load
 from experiments.regret.distribution import Setup
-from experiments.regret.networks import DropPath, build
+from experiments.regret.networks import build
 from lbdrop.dropout import noise_layers
 from lbdrop.errors import DropoutError
 
@@ -70,7 +71,10 @@ def _result(name: str, setup: Setup, parts: Parts, seed: int, found: Mapping[str
         parts = parts._replace(train=train)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        result = run(kind.removesuffix("-retrained"), setup, parts, seed)
+        try:
+            result = run(kind.removesuffix("-retrained"), setup, parts, seed)
+        except DropoutError as error:  # a loss that is no number any more
+            result = {"validation": None, "test": None, "error": str(error)[:100]}
     notes = sorted({str(each.message)[:100] for each in said if "balanced" in str(each.message)})
     return result | ({"of": kind} if name == "retrained" else {}) | ({"warnings": notes} if notes else {})
 

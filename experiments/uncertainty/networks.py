@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.regret.networks import DropPath
+from experiments.networks.residual import DropPath
 
 __all__ = ["cnn", "encoder", "mlp", "resnet"]
 

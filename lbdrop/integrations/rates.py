@@ -144,7 +144,8 @@ def say_start(objective: Objective) -> None:
     """Where rates begin, if that is not where the model's own were, which ``convert`` has named."""
     if isinstance(objective.rule, HeldOutRule):
         starts = sorted({f"{layer.p:.2f}" for layer in objective.layers.values()})
-        print(f"lbdrop: rates follow held-out data, from {' to '.join(starts[:: max(1, len(starts) - 1)])}")
+        shown = " to ".join(starts[:: max(1, len(starts) - 1)])
+        print(f"lbdrop: rates follow held-out data, from {shown} until there is a gap to training")
 
 
 def warn_if_not_frozen(objective: Objective) -> None:

@@ -17,11 +17,11 @@ $\lambda \lVert w \rVert^2 / n = \sigma^2 \mathrm{df} / n$, while a fit of that 
 $2 \sigma^2 \mathrm{df} / n$. Cost and gap are uncertain, and rates go no further from their start than both are known
 (:mod:`lbdrop.rules.targets`).
 
-Phases. Warm-up: nothing is over-fitted at first, and a little noise helps weights to find their way (Liu et al., Dropout
-Reduces Underfitting, ICML 2023); rates start at .05 and only rise. If at its end the noise costs more than the gap, by two
-standard errors, dropout is off for the rest of the run. Measuring: rates rise and fall. Frozen: after two fifths of the run
-rates stay what they are, very small ones are off, and the held-out examples join the training batches. A run whose first epoch
-lasts that long is frozen at once: nothing could be known.
+Phases. Warm-up: rates start at .05 and only rise. If at its end noise costs more than the gap, by two standard errors, all are
+off for the rest of the run. Measuring: rates rise and fall; weights are trained without noise until there certainly is a gap.
+Frozen: after two fifths of the run rates stay what they are, very small ones are off, and the held-out examples join the
+training batches. Where no gap was found, all are off. A run whose first epoch lasts that long is frozen at once: nothing could
+be known, and all are off, or at the rate given to start at.
 """
 
 import math
@@ -40,17 +40,14 @@ from lbdrop.rules import cautions
 from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.evaluation import Evaluation
 from lbdrop.rules.first_epoch import FirstEpoch
+from lbdrop.rules.gate import OFF_LOGIT, Gate
 from lbdrop.rules.held_out import HeldOut
 from lbdrop.rules.measurements import MasksAt, Measurements, losses_at, means, shift_sums, sums_of
 from lbdrop.rules.rule import Phase
-from lbdrop.rules.targets import log_changes
+from lbdrop.rules.targets import has_gap, log_changes, too_costly
 from lbdrop.rules.unit_costs import UnitCosts, unit_costs
 
 __all__ = ["CONSTANTS", "Balanced"]
-
-
-# The logit of a rate that is off: its keep rate is 1.
-OFF_LOGIT = 50.0
 
 
 class Balanced:
@@ -65,7 +62,7 @@ class Balanced:
         steps: how many training steps the whole run has: calls of the objective.
         examples: how many training examples there are beside them. With it, held-out examples join the training batches, at
             their share of all examples, once rates are frozen; ``None`` keeps them out. It also says how long an epoch is:
-            nothing is measured in the first, so rates stay where they start if it outlasts ``share``.
+            nothing is measured in the first, so all are off, or at ``start`` if that is given, where it outlasts ``share``.
         start: the rate that all start at; by default .05. The model's own do not matter.
         share: of the steps, how many until rates are frozen.
         every: how many training steps to one measurement; by default eight, in short runs fewer, so that there are forty.
@@ -98,7 +95,7 @@ class Balanced:
                 "balanced rates: want every ≥ 1, masks ≥ 1, steps ≥ 1 and share in (0, 1], got"
                 f" {every}, {masks}, {steps} and {share}"
             )
-        c, start = CONSTANTS, CONSTANTS.start if start is None else start
+        c, self.start, start = CONSTANTS, start, CONSTANTS.start if start is None else start
         if not c.min_rate <= start <= c.max_rate:
             raise DropoutError(f"start: want a rate from {c.min_rate} to {c.max_rate}, None for {c.start}, got {start}")
         self.model, self.steps, self.examples, self.masks, self.generator = model, steps, examples, masks, generator
@@ -127,6 +124,7 @@ class Balanced:
         self.off: list[int] = []
         self.measurements, self.rise = Measurements(len(self.logits)), cautions.Rise()
         self.unit_costs = {rate: UnitCosts(self.logits[rate]) for rate in self.moving if self.logits[rate].numel() > 1}
+        self.gate = Gate([self.logits[rate] for rate in self.moving])
 
     # --------------------------------------------------------------------------------------------------- phase and state
 
@@ -147,7 +145,7 @@ class Balanced:
             # As in the model's state: a rule made after that was loaded has put them back to where they start.
             "logits": {rate: self.logits[rate].detach().clone() for rate in self.moving}, "off": list(self.off),
             "measurements": self.measurements.state_dict(), "rise": self.rise.before, "held_out": self.held_out.state_dict(),
-            "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()},
+            "unit_costs": {rate: costs.state_dict() for rate, costs in self.unit_costs.items()}, "gate": self.gate.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,6 +162,7 @@ class Balanced:
         self.calls = state.get("calls", self.step)
         for rate, logit in state["logits"].items():
             self.logits[rate].data.copy_(logit)
+        self.gate.load_state_dict(state.get("gate", {"aside": None}))
         self.measurements.load_state_dict(state["measurements"])
         self.rise.before = state["rise"].clone()
         self.held_out.load_state_dict(state["held_out"])
@@ -203,26 +202,21 @@ class Balanced:
             self._try_held_out(evaluation)
             if self.first_epoch.outlasts:
                 cautions.warn_of_short_run(self.first_epoch.length, self.frozen_after)
-                self._freeze([])
+                self._freeze(self.moving if self.start is None else [])
                 return expected
         if self.step in self.first_epoch.last():
             self._measure_shift(evaluation)
         every = min(self.every, CONSTANTS.every_in_warm_up) if self.phase == "warm-up" else self.every
         self.step += 1
         if self.step % every == 0 and self.step not in self.first_epoch:
-            odds = self._measure(evaluation)
-            too_costly = not self.judged and self.phase == "measuring" and self._is_too_costly()
-            self._move(odds)
-            if too_costly:
+            with self.gate.measuring():
+                self._move(odds := self._measure(evaluation))
+            if not self.gate.is_open and has_gap(self.measurements, self.first_epoch.distinct):
+                self.gate.open()
+            if self._is_too_costly(odds):
                 self._freeze(self.moving)
-        if self.step >= self.frozen_after and self.phase != "frozen":
-            tiny = logit_of(CONSTANTS.off_below_rate)
-            levels = {id(self.logits[rate]): self._level(rate) for rate in self.moving}
-            cautions.warn_of_ceiling(
-                [name for name, layer in self.layers.items() if cautions.at_ceiling(levels, layer)]
-            )
-            self.rise.warn(self.measurements)
-            self._freeze([rate for rate in self.moving if bool((self._level(rate) > tiny).all())])
+        if self.step >= self.frozen_after and not self.done:
+            self._end_measuring()
         return expected
 
     def _noisy_loss(self, evaluation: Evaluation) -> Float[Tensor, ""]:
@@ -311,15 +305,25 @@ class Balanced:
 
     # -------------------------------------------------------------------------------------------------------- freezing
 
-    def _is_too_costly(self) -> bool:
+    def _end_measuring(self) -> None:
+        """Freeze all rates; off are those that are tiny, and all where no gap was found."""
+        if self.gate.is_open:
+            cautions.warn_of_ceiling(self.layers, {id(self.logits[rate]): self._level(rate) for rate in self.moving})
+            self.rise.warn(self.measurements)
+        tiny = logit_of(CONSTANTS.off_below_rate)
+        self._freeze([rate for rate in self.moving if not self.gate.is_open or bool((self._level(rate) > tiny).all())])
+
+    def _is_too_costly(self, odds: Float[Tensor, "rates"]) -> bool:
         """Once, at the end of warm-up: whether noise certainly costs more than the gap; waits for the device."""
-        (cost, _), (gap, error) = self.measurements.unit_cost(), self.measurements.gap(self.first_epoch.distinct)
-        above = cost * self._odds()[self.moving].sum() > gap.clamp(min=0) + CONSTANTS.z_too_costly * error
-        self.judged, too_costly = torch.stack([self.measurements.enough, above]).tolist()
-        return self.judged and too_costly
+        if self.judged or self.phase == "warm-up":
+            return False
+        found = too_costly(self.measurements, odds[self.moving].sum(), self.first_epoch.distinct)
+        self.judged, off = torch.stack([self.measurements.enough, found]).tolist()
+        return self.judged and off
 
     def _freeze(self, off: list[int]) -> None:
         """No rate moves any more, and these are off."""
+        self.gate.open()
         for rate in off:
             self.logits[rate].data.fill_(OFF_LOGIT)
         self.off, self.done = list(off), True

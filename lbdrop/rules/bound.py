@@ -55,7 +55,7 @@ class Bound:
         return expected + kl
 
     def kl(self, layers: Mapping[str, NoiseLayer]) -> Float[Tensor, ""]:
-        """The KL of all layers, up to a constant."""
+        """The KL of all layers, never below 0."""
         return total_kl(layers, self.consumers, self.s, self.prior_keep)
 
     def __repr__(self) -> str:

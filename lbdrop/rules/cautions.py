@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from lbdrop.dropout import NoiseLayer, logit_of
 from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.measurements import Measurements
 
-__all__ = ["Rise", "at_ceiling", "warn_of_ceiling", "warn_of_other_steps", "warn_of_short_run", "warn_of_steps"]
+__all__ = ["Rise", "warn_of_ceiling", "warn_of_other_steps", "warn_of_short_run", "warn_of_steps"]
 
 LEVEL = 6
 """Of the caller of ``objective(...)``."""
@@ -23,8 +23,8 @@ Z_RISE, TIMES = 2.0, 2.0
 def warn_of_short_run(first_epoch: int | None, frozen_after: int) -> None:
     warnings.warn(
         f"balanced rates: want a first epoch that is over before rates are frozen, got one of {first_epoch} steps, frozen after"
-        f" {frozen_after}: in so short a run nothing can be known of over-fitting, so rates stay where they start, and"
-        " held-out examples join training at once; train for three epochs or more to learn rates",
+        f" {frozen_after}: in so short a run nothing can be known of over-fitting, so dropout is off, or at the rate given as"
+        " start=, and held-out examples join training at once; train for three epochs or more to learn rates",
         stacklevel=LEVEL,
     )
 
@@ -45,13 +45,11 @@ def warn_of_other_steps(saved: int, steps: int) -> None:
     )
 
 
-def at_ceiling(levels: Mapping[int, Tensor], layer: NoiseLayer) -> bool:
-    """Whether a layer's rate rests at the largest there is; ``levels`` by the identity of the logit."""
-    level = levels.get(id(layer.logit))
-    return level is not None and bool((level < logit_of(CONSTANTS.max_rate) + CONSTANTS.at_ceiling).all())
-
-
-def warn_of_ceiling(names: Sequence[str]) -> None:
+def warn_of_ceiling(layers: Mapping[str, NoiseLayer], levels: Mapping[int, Tensor]) -> None:
+    """Of layers whose rate rests at the largest there is; ``levels`` by the identity of the logit."""
+    highest = logit_of(CONSTANTS.max_rate) + CONSTANTS.at_ceiling
+    there = {key for key, level in levels.items() if bool((level < highest).all())}
+    names = [name for name, layer in layers.items() if id(layer.logit) in there]
     if not names:
         return
     shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

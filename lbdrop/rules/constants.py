@@ -30,6 +30,8 @@ class Constants:
     """Smaller rates are off when rates are frozen."""
     z_too_costly: float = 2.0
     """How many standard errors the cost has to be above the gap, at the end of warm-up, for dropout to be switched off."""
+    z_gap: float = 2.0
+    """How many standard errors the gap has to be above zero for noise to begin."""
     every: int = 8
     every_in_warm_up: int = 4
     """How many training steps to one measurement, at most."""

@@ -2,8 +2,8 @@ r"""What a dropout's masks cost under their prior: the KL, in closed form.
 
 With the quantised Gaussian prior of Gal 2016 on the weights $W_k$ that unit $k$ feeds, $s$ its standard deviation:
 
-$$ \mathrm{KL} = \sum_k \frac{p_k}{2s^2}\lVert W_k\rVert^2 - H(p_k) \quad\text{(plain masks)}, \qquad
-   \sum_k \frac{1}{2s^2 p_k}\lVert W_k\rVert^2 - H(p_k) \quad\text{(inverted scaling: the weight is } W_k/p_k) $$
+$$ \mathrm{KL} = \sum_k \frac{p_k}{2s^2}\lVert W_k\rVert^2 + \log 2 - H(p_k) \quad\text{(plain masks)}, \qquad
+   \sum_k \frac{1}{2s^2 p_k}\lVert W_k\rVert^2 + \log 2 - H(p_k) \quad\text{(inverted scaling: the weight is } W_k/p_k) $$
 
 Where no weights are known that the dropout feeds, the mask itself has a Bernoulli prior:
 $\mathrm{KL}(\mathrm{Ber}(p)\,\Vert\,\mathrm{Ber}(p_0))$. A scheme with another KL registers it: ``@mask_kl.register``.
@@ -28,18 +28,21 @@ from lbdrop.sites.lora import RankGate
 
 __all__ = ["bernoulli_kl", "expected_norms", "gaussian_kl", "mask_kl", "outgoing_norms", "total_kl"]
 
+AT_VARIANCE_1 = 1.16145124 - 1.50204118 + 0.58629921
+"""What the cubic below is at most, for variances up to 1."""
+
 
 @singledispatch
 def mask_kl(
     layer: NoiseLayer, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
 ) -> Float[Tensor, ""]:
-    """What the masks of a layer cost, up to a constant; ``norms`` of the weights it feeds where known."""
+    """What the masks of a layer cost, never below 0; ``norms`` of the weights it feeds where known."""
     # An alpha-dropped unit is not zero, so its weights are never switched off: only the mask has a prior.
     if norms is None or layer.scale == "alpha":
         return bernoulli_kl(layer.logit, prior_keep).sum() * (1 if layer.units else units)
     count = 1 if layer.units else norms.numel()  # one rate stands for every unit
     inverted = layer.scale == "inverted"
-    return expected_norms(layer.logit, norms, s, inverted) - (entropy(layer.logit) * count).sum()
+    return expected_norms(layer.logit, norms, s, inverted) + ((math.log(2) - entropy(layer.logit)) * count).sum()
 
 
 @mask_kl.register(FixedDropout)
@@ -56,7 +59,8 @@ def _(
 def _(
     layer: GaussianDropout, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
 ) -> Float[Tensor, ""]:
-    return gaussian_kl(layer).sum() * (1 if layer.units else units)
+    """Never below 0: a constant more than :func:`gaussian_kl`."""
+    return (AT_VARIANCE_1 + gaussian_kl(layer)).sum() * (1 if layer.units else units)
 
 
 @mask_kl.register(RankGate)
@@ -64,7 +68,7 @@ def _(
     layer: RankGate, norms: Float[Tensor, "units"] | None, units: int, s: float, prior_keep: float
 ) -> Float[Tensor, ""]:
     """A prior of its own: an open rank has a cost."""
-    return (layer.cost * layer.keep - entropy(layer.logit)).sum()
+    return (layer.cost * layer.keep + math.log(2) - entropy(layer.logit)).sum()
 
 
 def gaussian_kl(layer: GaussianDropout) -> Float[Tensor, "*units"]:
@@ -90,7 +94,7 @@ def expected_norms(
 def total_kl(
     layers: Mapping[str, NoiseLayer], consumers: Mapping[str, Sequence[nn.Module]], s: float, prior_keep: float
 ) -> Float[Tensor, ""]:
-    """The KL of all layers, up to a constant; ``consumers`` are the linear layers that each feeds, where these are known.
+    """The KL of all layers, never below 0; ``consumers`` are the linear layers that each feeds, where these are known.
 
     Every step comes here, and a model may have many layers: all that have one rate each are computed together.
     """
@@ -145,7 +149,7 @@ class _OneRates(torch.autograd.Function):
         ctx.slopes = keep * (1 - keep) * slope
         ctx.factors = factor / s**2
         ctx.save_for_backward(*weights)
-        return (norms * factor - counts * entropy(logits) - prior).sum()
+        return (norms * factor - counts * entropy(logits) - prior + (counts - unknown) * math.log(2)).sum()
 
     @staticmethod
     @once_differentiable

@@ -10,17 +10,20 @@ $$ \log L(o) = -\frac{(\hat k\,o - s\,\hat g)^2}{2\,(e_k^2 o^2 + s^2 e_g^2)}, \q
 
 Where nothing is known it is flat, and the odds go to the prior's, those of a rate of .1. A cost and a gap that are certain to
 a tenth leave a width of .14 in $\log o$, beside which a prior of width $\tau = 2$ has no say.
+
+That prior is of networks that over-fit. Others need no noise at all: the gap is all that noise can win back, and what noise
+costs in speed of learning shows in no measurement of one step. So there is none before there certainly is a gap.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lbdrop.dropout import logit_of
 from lbdrop.rules.constants import CONSTANTS
 from lbdrop.rules.measurements import Mean, Measurements
 
-__all__ = ["expected_log_odds", "log_changes"]
+__all__ = ["expected_log_odds", "has_gap", "log_changes", "too_costly"]
 
 POINTS = 257
 """Of the grid over log odds; neighbours differ by 3 %."""
@@ -77,3 +80,15 @@ def log_changes(measurements: Measurements, odds: Float[Tensor, "rates"], moving
     then = share * (unit_cost * now).sum() / (unit_cost * share).sum() * factor.exp()
     change = (then / now).log().clamp(-c.max_step, c.max_step)
     return torch.where(measurements.enough & change.isfinite(), change, 0.0)
+
+
+def has_gap(measurements: Measurements, distinct: float) -> Bool[Tensor, ""]:
+    """Whether the gap is above zero for certain."""
+    gap, error = measurements.gap(distinct)
+    return measurements.enough & (gap > CONSTANTS.z_gap * error)
+
+
+def too_costly(measurements: Measurements, odds: Float[Tensor, ""], distinct: float) -> Bool[Tensor, ""]:
+    """Whether the noise of these odds costs more than the gap for certain."""
+    gap, error = measurements.gap(distinct)
+    return measurements.unit_cost().value * odds > gap.clamp(min=0) + CONSTANTS.z_too_costly * error

@@ -20,7 +20,9 @@ def frozen(start: float = 0.2, **options: Any) -> tuple[nn.Module, Objective, Te
     """A rule whose rates are frozen after one step, with held-out examples that can be told from the others."""
     model, x, y = small_classifier()
     held = [(100 + torch.arange(3.0)[:, None].expand(3, 6), torch.zeros(3, dtype=torch.long))]
-    objective = Objective(model, Balanced(model, held, steps=100, share=0.01, start=start, **options))
+    rule = Balanced(model, held, steps=100, share=0.01, start=start, **options)
+    rule.gate.open()
+    objective = Objective(model, rule)
     objective(cross_entropies, x, y)
     return model, objective, x, y
 

@@ -1,5 +1,8 @@
 """The KL of a mask is that of its definition, and weighs the weights that a unit feeds."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,10 +25,18 @@ def test_gaussian_kl_weighs_outgoing_weights_as_the_mask_does(scale, power: int)
     """E‖z W‖²/2s² over masks, with z of {0, 1} or {0, 1/keep}; and one rate counts once for every unit."""
     norms = torch.tensor([1.0, 4.0, 9.0])
     layer = LearnableDropout(3, 0.2, scale=scale)
-    expected = (norms * 0.8**power / 2 - torch.distributions.Bernoulli(0.8).entropy()).sum()
+    expected = (norms * 0.8**power / 2 + math.log(2) - torch.distributions.Bernoulli(0.8).entropy()).sum()
     torch.testing.assert_close(mask_kl(layer, norms, 3, 1.0, 0.5), expected)
     one = LearnableDropout(None, 0.2, scale=scale)
     torch.testing.assert_close(mask_kl(one, norms, 3, 1.0, 0.5), expected)
+
+
+@pytest.mark.parametrize("kind", [LearnableDropout, ConcreteDropout, FixedDropout, GaussianDropout])
+@pytest.mark.parametrize("rate", [0.001, 0.05, 0.5, 0.7])
+def test_kl_is_never_below_zero_so_that_the_bound_is_above_the_loss(kind: Any, rate: float) -> None:
+    for norms in (torch.zeros(3), None):
+        layer = kind(3, min(rate, 0.5) if kind is GaussianDropout else rate)
+        assert float(mask_kl(layer, norms, 3, 1.0, 0.5).detach()) > -1e-5
 
 
 @pytest.mark.parametrize(
@@ -62,7 +73,7 @@ def test_single_rate_on_maps_stands_for_channels_whatever_their_size(side: int) 
     objective = Objective(model, examples=9)
     objective(lambda m: m(torch.randn(2, 3, side, side)).flatten(1).pow(2).mean(1))
     norms = model[2].weight.pow(2).sum((0, 2, 3))
-    expected = (norms / 0.7 / 2).sum() - 6 * torch.distributions.Bernoulli(0.7).entropy()
+    expected = (norms / 0.7 / 2).sum() + 6 * (math.log(2) - torch.distributions.Bernoulli(0.7).entropy())
     torch.testing.assert_close(objective.rule.kl(objective.layers), expected)
 
 
@@ -92,7 +103,8 @@ def test_kl_of_fixed_rates_leaves_out_the_entropy_of_masks() -> None:
     norms = torch.tensor([1.0, 2.0])
     entropy = torch.distributions.Bernoulli(0.7).entropy()
     fixed, learned = FixedDropout(2, 0.3), LearnableDropout(2, 0.3)
-    torch.testing.assert_close(mask_kl(fixed, norms, 2, 1.0, 0.5) - 2 * entropy, mask_kl(learned, norms, 2, 1.0, 0.5))
+    masks = 2 * (math.log(2) - entropy)
+    torch.testing.assert_close(mask_kl(fixed, norms, 2, 1.0, 0.5) + masks, mask_kl(learned, norms, 2, 1.0, 0.5))
     torch.testing.assert_close(
         mask_kl(ConcreteDropout(2, 0.3), norms, 2, 1.0, 0.5), mask_kl(learned, norms, 2, 1.0, 0.5)
     )

@@ -174,7 +174,7 @@ def test_layer_below_the_smallest_rate_is_off_whatever_the_rate_of_its_cheapest_
     model, x, y = small_classifier(per="unit")
     objective = Objective(model, Balanced(model, [(x, y)], steps=100))
     state = objective.state_dict()
-    state["state"]["step"] = objective.rule.frozen_after
+    state["state"] |= {"step": objective.rule.frozen_after, "gate": {"aside": None}}
     state["state"]["unit_costs"][0]["level"].fill_(logit_of(0.015))
     state["state"]["logits"][0][0] = logit_of(0.1)
     objective.load_state_dict(state)
