@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import lbdrop
 from lbdrop import DropoutError, masks
 from lbdrop.dropout import learned_layers
+from lbdrop.guards.compiled import as_written
 from lbdrop.sources import source_of
 
 
@@ -247,3 +248,22 @@ def test_compiled_model_does_not_break_or_compile_again_for_open_contexts() -> N
         lbdrop.predict(model, x)
     assert counter.frame_count == 1
     assert torch.export.export(model.eval(), (x,)).module()(x).equal(model(x))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_predictions_that_overlap_leave_the_compiler_as_it_was() -> None:
+    """Its stance is one for all threads: put back by each in turn, it would stay at the one of the first to come."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    first, second = as_written(), as_written()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    model, x, counter = network(), torch.randn(6, 4), CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    compiled(x)
+    assert counter.frame_count == 0
+    second.__exit__(None, None, None)
+    compiled(x)
+    assert counter.frame_count == 1

@@ -5,8 +5,11 @@ which torch compiles wrong gradients without a word.
 """
 
 import sys
+import threading
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,6 +42,29 @@ def compiled_form(model: nn.Module) -> nn.Module:
     return inner  # pyright: ignore[reportReturnType]
 
 
-def as_written() -> AbstractContextManager[object]:
-    """While open, what is compiled runs as it was written; nothing is where torch has not loaded its compiler."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+@contextmanager
+def as_written() -> Iterator[None]:
+    """While open, what is compiled runs as it was written; nothing is where torch has not loaded its compiler.
+
+    The compiler's stance is one for all threads: the first to come sets it, the last to go puts it back.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with _lock:
+        if not _open:
+            _open.append(torch.compiler.set_stance("force_eager"))
+            _open[0].__enter__()
+        _open.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open.pop()
+            if len(_open) == 1:
+                _open.pop().__exit__(None, None, None)
+
+
+_lock = threading.Lock()
+_open: list[Any] = []
+"""What puts the stance back, and then one for each that is open."""

@@ -244,9 +244,9 @@ class LearnedRatesMixin(Base):
 
     def _losses(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         if self.compute_loss_func is None:
+            losses = example_losses(model, inputs, self.args.label_smoothing_factor)
             # Means over tokens, for a rule that compares batches whose sequences may be longer or shorter.
-            unit = len(inputs["labels"]) / torch.as_tensor(self._unit(inputs)).clamp(min=1)
-            return example_losses(model, inputs, self.args.label_smoothing_factor) * unit
+            return losses * (len(losses) / torch.as_tensor(self._unit(inputs)).clamp(min=1))
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
         return self.compute_loss_func(model(**inputs), labels, num_items_in_batch=None)

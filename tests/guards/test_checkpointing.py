@@ -90,6 +90,7 @@ def test_checkpoint_around_masks_of_a_generator_is_refused(reentrant: bool):
         gradients("around", reentrant, **of_held_out_data(), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.filterwarnings("ignore:objective. want gradients on")
 def test_checkpoint_without_gradients_is_allowed():
     net = lbdrop.convert(Net("around", True), verbose=False)
     objective = lbdrop.Objective(net, examples=100)

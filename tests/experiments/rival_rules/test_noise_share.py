@@ -26,11 +26,11 @@ def measured(
     cost: float, gap: float, *, cost_spread: float = 0.0, gap_spread: float = 0.0, count: int = 8, shift: float = 0.0
 ) -> Measurements:
     """So many measurements with these means; half of them lower, half of them higher by the standard deviations."""
-    found, plain = Measurements(1), torch.rand(10)
+    found, plain = Measurements(1), torch.rand((), dtype=torch.float64)
     for number in range(count):
         sign = 1 - 2 * (number % 2)
-        noisy, held_out = plain + cost + sign * cost_spread, plain.mean() + gap + sign * gap_spread
-        sums = sums_of(plain, noisy, held_out.expand(7), ODDS)
+        noisy, held_out = plain + cost + sign * cost_spread, plain + gap + sign * gap_spread
+        sums = sums_of(plain, noisy, held_out, ODDS)
         found.add(sums, [0], torch.zeros(2, 1, dtype=torch.float64), keep=1.0, keep_alone=1.0)
     for _ in range(5):
         found.shift_sums = found.shift_sums + shift_sums(plain, plain + shift)

@@ -138,7 +138,9 @@ def test_rates_start_without_the_shift_that_held_out_data_had_before_training() 
     def started(*shares: float) -> float:
         measurements = Measurements(1)
         for share in shares:
-            measurements.shift_sums = measurements.shift_sums + shift_sums(plain, plain + share * gap)
+            measurements.shift_sums = measurements.shift_sums + shift_sums(
+                plain.double().mean(), (plain + share * gap).double().mean()
+            )
         return start_rate(found, [True], measurements.shift())
 
     assert started(-1, 1.5, -1, 1.5) == without  # of either sign: chance
