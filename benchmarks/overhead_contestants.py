@@ -52,7 +52,7 @@ class Steps:
         self.batch = tuple(each.to(place) for each in task.batch())
         self.objective: lbdrop.Objective | None = None
         if settings:
-            lbdrop.convert(self.model, verbose=False, **({"example": self.batch[0]} if task.in_functions else {}))
+            lbdrop.convert(self.model, verbose=False, example=self.batch[0] if task.in_functions else None)
         self.called = wrap(self.model)
         if settings:
             self.objective = lbdrop.Objective(self.called, **settings)
@@ -148,7 +148,7 @@ def prediction(task: Task, place: torch.device, samples: int, rounds: int) -> tu
     torch.manual_seed(0)
     plain, learned = task.model().to(place).eval(), task.model().to(place).eval()
     x = task.batch()[0].to(place)
-    lbdrop.convert(learned, verbose=False, **({"example": x} if task.in_functions else {}))
+    lbdrop.convert(learned, verbose=False, example=x if task.in_functions else None)
 
     def forward(model: nn.Module, x: Any) -> Tensor:
         output = model(x)

@@ -126,7 +126,8 @@ def vit() -> nn.Module:
     return ViTForImageClassification(
         ViTConfig(  # pyright: ignore[reportCallIssue]
             hidden_size=192, num_hidden_layers=6, num_attention_heads=3, intermediate_size=768, image_size=64,
-            patch_size=8, num_labels=10, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+            patch_size=8, num_labels=10,  # pyright: ignore[reportCallIssue]
+            hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
         )
     )  # fmt: skip
 
@@ -142,7 +143,10 @@ def convnext() -> nn.Module:
 
     return ConvNextForImageClassification(
         ConvNextConfig(  # pyright: ignore[reportCallIssue]
-            depths=[2, 2, 4, 2], hidden_sizes=[32, 64, 128, 256], drop_path_rate=0.2, num_labels=10
+            depths=[2, 2, 4, 2],
+            hidden_sizes=[32, 64, 128, 256],
+            drop_path_rate=0.2,
+            num_labels=10,  # pyright: ignore
         )
     )
 

@@ -95,6 +95,15 @@ def test_several_wrong_arguments_have_a_line_each() -> None:
     assert [line.partition(":")[0] for line in message.splitlines()] == ["masks", "steps", "coupled"]
 
 
+def test_several_wrong_arguments_of_convert_have_a_line_each() -> None:
+    message = refusal(
+        lambda: lbdrop.convert(converted(), scheme="foo", rate=3.0, per="row", scale="half", unreached="never")
+    )  # pyright: ignore
+    assert [line.partition(":")[0] for line in message.splitlines()] == [
+        "model", "scheme", "per", "scale", "rate", "unreached",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

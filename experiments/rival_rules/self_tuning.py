@@ -232,7 +232,8 @@ class SelfTuning:
             plain = losses_at(evaluation, self.logits, self.generator)
             noisy = losses_at(evaluation, frozen_rates, self.generator)
             held_out = self._held_out_losses(evaluation, batch)
-        found = sums_of(*means(evaluation, [plain, noisy, held_out]), self._odds())
+        trained, covered, unseen = means(evaluation, [plain, noisy, held_out])
+        found = sums_of(trained, covered, unseen, self._odds())
         self.measurements.add(found, [0], torch.zeros_like(found[:2, None]), 1 - 1 / self.window, 0.0)
 
     def _odds(self) -> Float[Tensor, ""]:

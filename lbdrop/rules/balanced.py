@@ -253,8 +253,8 @@ class Balanced:
         with eval_mode(self.model), torch.no_grad():
             noisy = losses_at(evaluation, still, self.generator)
             alone = [noisy if len(self.moving) == 1 else self._alone(evaluation, rate) for rate in turn]
-        odds, (trained, *others) = self._odds(), means(evaluation, [plain, noisy, held_out, *alone])
-        sums, costs = sums_of(trained, *others[:2], odds[self.moving].sum()), torch.stack(others[2:]) - trained
+        odds, (trained, all_on, unseen, *each_on) = self._odds(), means(evaluation, [plain, noisy, held_out, *alone])
+        sums, costs = sums_of(trained, all_on, unseen, odds[self.moving].sum()), torch.stack(each_on) - trained
         keep, keep_alone = 1 - 1 / self.window, 1 - 1 / max(2.0, self.window * count / len(self.moving))
         self.measurements.add(sums, turn, torch.stack([costs, odds[turn]]), keep, keep_alone)
         self.rise.note(self.measurements, odds[self.moving])

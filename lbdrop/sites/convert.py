@@ -9,7 +9,7 @@ from torch import nn
 
 from lbdrop._torch import children_of
 from lbdrop.dropout import LearnableDropout, NoiseLayer, Scale, noise_layers
-from lbdrop.errors import DropoutError
+from lbdrop.errors import DropoutError, refuse
 from lbdrop.masks import deterministic
 from lbdrop.rivals import ConcreteDropout, FixedDropout, GaussianDropout, RegularDropout
 from lbdrop.sites.draws import answer_draws, forget_draws
@@ -17,7 +17,7 @@ from lbdrop.sites.example import Run, random_draws, same_outputs, undisturbed
 from lbdrop.sites.modules import Maker, count_units, gates, insertions, module_sites
 from lbdrop.sites.skips import answer_skips, forget_skips
 from lbdrop.sites.survey import Found, survey
-from lbdrop.sites.watch import REPAIR, check_unreached, report_unreachable
+from lbdrop.sites.watch import REPAIR, report_unreachable
 
 __all__ = ["Per", "Scheme", "convert", "replace_modules"]
 
@@ -72,23 +72,22 @@ def convert(
         >>> _ = convert(net, per="unit", example=torch.zeros(1, 4))
         lbdrop: 1 dropout learned: 2 (8 units, rate 0.20)
     """
-    if scheme not in SCHEMES:
-        raise DropoutError(f"scheme: want one of {', '.join(SCHEMES)}, got {scheme!r}")
-    if per not in ("unit", "layer", "model"):
-        raise DropoutError(f"per: want 'unit', 'layer' or 'model', got {per!r}")
-    if rate is not None and not 0 < rate < 1:
-        raise DropoutError(f"rate: want a number strictly between 0 and 1, got {rate}")
-    if rank_gates is not None and (scheme != "learned" or rank_gates < 0):
-        raise DropoutError(f"rank_gates: want a cost of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}")
-    if share and per == "model":
-        raise DropoutError(
-            "share: want it with per='layer' or 'unit', got per='model', where all have one rate; leave it out"
-        )
-    check_unreached(unreached)
-    if any(True for m in model.modules() if isinstance(m, NoiseLayer)):
-        raise DropoutError(
-            f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once"
-        )
+    wrong = {
+        f"model: want one without learned dropouts, got {type(model).__name__} with some; convert a model once": any(
+            isinstance(module, NoiseLayer) for module in model.modules()
+        ),
+        f"scheme: want one of {', '.join(SCHEMES)}, got {scheme!r}": scheme not in SCHEMES,
+        f"per: want 'unit', 'layer' or 'model', got {per!r}": per not in ("unit", "layer", "model"),
+        f"scale: want 'inverted', 'none' or 'alpha', got {scale!r}": scale not in ("inverted", "none", "alpha"),
+        f"rate: want a number strictly between 0 and 1, got {rate}": rate is not None and not 0 < rate < 1,
+        f"rank_gates: want a cost of 0 or more, and scheme='learned', got {rank_gates}, {scheme!r}": rank_gates
+        is not None
+        and (scheme != "learned" or rank_gates < 0),
+        "share: want it with per='layer' or 'unit', got per='model', where all have one rate; leave it out": bool(share)
+        and per == "model",
+        f"unreached: want 'error' or 'warn', got {unreached!r}": unreached not in ("error", "warn"),
+    }
+    refuse(message for message, is_wrong in wrong.items() if is_wrong)
     sites, idle, strange = module_sites(model, rate)
     names = {module: name for name, module in model.named_modules()}
     draws: list[Found] = []
