@@ -4,6 +4,7 @@ A private name of torch may change with any release. No other file uses one; ``t
 each behaves, under the oldest and the newest torch that ``pyproject.toml`` allows.
 """
 
+import inspect
 import sys
 import threading
 import weakref
@@ -29,6 +30,7 @@ __all__ = [
     "autocast_operations",
     "bare_module",
     "buffers_of",
+    "checkpoint_restores_randomness",
     "children_of",
     "clamp_many",
     "clamp_min_with_gradient",
@@ -165,6 +167,15 @@ def inside_non_reentrant_checkpoint() -> bool:
     """Whether the caller runs in a block of ``checkpoint(use_reentrant=False)``, shown by its hooks for saved tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
     return hooks is not None and hooks[0].__qualname__.startswith(checkpoint._checkpoint_hook.__name__)
+
+
+def checkpoint_restores_randomness() -> bool:
+    """Whether the checkpointed block that the caller stands in is computed again with the random numbers of its first run."""
+    code = inspect.unwrap(checkpoint.checkpoint).__code__
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is None or bool(frame.f_locals.get("preserve", True))
 
 
 def write_count(tensor: Tensor) -> int:

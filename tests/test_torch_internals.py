@@ -352,3 +352,18 @@ def test_indicator_works_under_vmap_whichever_side_has_the_lanes() -> None:
     expected = (values < thresholds[:, None, None]).float()
     ones = torch.func.vmap(lambda threshold: internals.indicator(torch.lt, values, threshold))(thresholds)
     assert torch.equal(ones, expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("preserve", [True, False])
+def test_checkpoint_tells_whether_it_restores_randomness(preserve: bool, reentrant: bool) -> None:
+    seen: list[bool] = []
+
+    def block(x: Tensor) -> Tensor:
+        seen.append(internals.checkpoint_restores_randomness())
+        return x * 2
+
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=preserve)
+    assert seen == [preserve]
+    assert internals.checkpoint_restores_randomness()  # outside there is none

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch.utils import checkpoint
 
-from lbdrop._torch import inside_non_reentrant_checkpoint
+from lbdrop._torch import checkpoint_restores_randomness, inside_non_reentrant_checkpoint
 from lbdrop.errors import DropoutError
 
-__all__ = ["checkpoints_explained", "inside_checkpoint", "refuse_checkpoint"]
+__all__ = ["checkpoints_explained", "inside_checkpoint", "refuse_checkpoint", "refuse_unrestored"]
 
 
 def inside_checkpoint() -> bool:
@@ -34,6 +34,15 @@ def refuse_checkpoint(grad_enabled: bool) -> None:
             "checkpoint: want no dropout of ours inside torch.utils.checkpoint where a step draws several masks or has its"
             " own generator, got one; the recomputed block would draw other masks, and all gradients would be wrong."
             " Checkpoint the parts between dropouts, or learn rates from held-out data (held_out=) without a generator"
+        )
+
+
+def refuse_unrestored(grad_enabled: bool) -> None:
+    """An error if the caller stands inside a checkpointed block that was told not to draw the same masks again."""
+    if grad_enabled and inside_checkpoint() and not checkpoint_restores_randomness():
+        raise DropoutError(
+            "checkpoint: want a block with dropout to draw the same masks when it is computed again, got one with"
+            " preserve_rng_state=False, whose gradients would be wrong; leave preserve_rng_state out"
         )
 
 

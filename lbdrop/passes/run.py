@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lbdrop._torch import tree_map
 from lbdrop.dropout import NoiseLayer, noise_layers
 from lbdrop.errors import DropoutError
-from lbdrop.guards.checkpointing import refuse_checkpoint
+from lbdrop.guards.checkpointing import refuse_checkpoint, refuse_unrestored
 from lbdrop.guards.compiled import as_written
 from lbdrop.guards.snapshot import Snapshot
 from lbdrop.passes.drawer import Drawer
@@ -141,14 +141,16 @@ class _OneMask:
     def __init__(self, drawer: Drawer):
         self.drawer = drawer
         self.reached: set[NoiseLayer] = set()
-        # One mask of the global random state is drawn again by itself when a block is recomputed.
-        self.grad_enabled = torch.is_grad_enabled() and drawer.generator is not None
+        self.grad_enabled = torch.is_grad_enabled()
+        # One mask of the global random state is drawn again by itself when a block is recomputed, if that state is restored.
+        self.by_generator = self.grad_enabled and drawer.generator is not None
 
     def logit(self, layer: NoiseLayer) -> Tensor:
         return self.drawer.logit(layer)
 
     def mask(self, layer: NoiseLayer, x: Tensor) -> Tensor | None:
-        refuse_checkpoint(self.grad_enabled)
+        refuse_checkpoint(self.by_generator)
+        refuse_unrestored(self.grad_enabled)
         self.reached.add(layer)
         if not self.drawer.draws(layer):
             return None

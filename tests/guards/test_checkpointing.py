@@ -1,5 +1,7 @@
 """Activation checkpointing under the objective gives the right gradients or an error, never a wrong gradient."""
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +90,17 @@ def test_checkpoint_where_several_masks_are_drawn_is_refused(block: str, reentra
 def test_checkpoint_around_masks_of_a_generator_is_refused(reentrant: bool):
     with pytest.raises(lbdrop.DropoutError, match="own generator"):
         gradients("around", reentrant, **of_held_out_data(), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_block_that_would_draw_other_masks_when_computed_again_is_refused(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+):
+    unrestored = functools.partial(checkpoint, preserve_rng_state=False)
+    monkeypatch.setattr(sys.modules[__name__], "checkpoint", unrestored)
+    with pytest.raises(lbdrop.DropoutError, match="got one with preserve_rng_state=False"):
+        gradients("around", reentrant, **of_held_out_data())
+    assert_same("before", reentrant, of_held_out_data)  # nothing is drawn in it
 
 
 @pytest.mark.filterwarnings("ignore:objective. want gradients on")
