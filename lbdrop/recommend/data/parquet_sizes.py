@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from lbdrop.errors import DropoutError, first_line
 from lbdrop.io.files import check_plain
 
-__all__ = ["check_fits", "check_ids_fit", "declared"]
+__all__ = ["check_fits", "check_ids_fit", "check_pieces_fit", "declared"]
 
 MAGIC, MAX_FOOTER, PAGE_HEADER = b"PAR1", 1 << 26, 1 << 14
 SLACK, ROOM, PIECE = 1 << 20, 1 << 26, 1 << 22
@@ -33,8 +33,7 @@ class Declared(NamedTuple):
 
 def check_fits(path: Path, most: int | None = None) -> int:
     """The rows of a Parquet file, 0 of text; an error if it would take more than ``most`` bytes, by default all memory."""
-    if most is None:
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 40
+    most = _memory() if most is None else most
     size = check_plain(path)
     found = declared(path) if path.suffix == ".parquet" else Declared(0, _text_bytes(path, size, most))
     if (needed := max(found.bytes, 8 * found.values)) > most:
@@ -43,6 +42,17 @@ def check_fits(path: Path, most: int | None = None) -> int:
             " prepare own reads large tables a part at a time"
         )
     return found.rows
+
+
+def check_pieces_fit(path: Path, most: int | None = None) -> None:
+    """An error if a row group, of a file read piece by piece, takes more than ``most`` bytes, by default all memory."""
+    most = _memory() if most is None else most
+    for number, group in enumerate(_groups(path)):
+        if (needed := max(group.bytes, 8 * group.values)) > most:
+            raise DropoutError(
+                f"{path}: want row groups of at most {most:,} bytes, got {needed:,} or more in group {number}; write it again"
+                " with smaller ones"
+            )
 
 
 def check_ids_fit(path: Path, partner: Path, bytes_each: int) -> int:
@@ -58,18 +68,37 @@ def check_ids_fit(path: Path, partner: Path, bytes_each: int) -> int:
 
 def declared(path: Path) -> Declared:
     """What a file declares; an error if its pages declare more than its footer does."""
+    groups = _groups(path)
+    return Declared(*map(sum, zip(*groups, strict=True))) if groups else Declared(0, 0)
+
+
+def _groups(path: Path) -> list[Declared]:
+    """What each row group of a file declares."""
+    found = []
     try:
         with path.open("rb") as file:
             footer = _footer(file)
-            chunks = [chunk[3] for group in footer.get(4, []) for chunk in group[1]]
-            said, pages = sum(chunk[6] for chunk in chunks), sum(_pages(file, chunk) for chunk in chunks)
+            for group in footer.get(4, []):
+                chunks = [chunk[3] for chunk in group[1]]
+                said, pages = sum(chunk[6] for chunk in chunks), sum(_pages(file, chunk) for chunk in chunks)
+                if pages > 2 * said + SLACK:
+                    raise DropoutError(
+                        f"{path}: want pages of {said:,} bytes, as it declares, got {pages:,}; write it again"
+                    )
+                found.append(Declared(group[3], max(said, pages), sum(chunk[5] for chunk in chunks)))
+            if footer[3] != sum(group.rows for group in found):
+                raise ValueError("another number of rows than its groups have")
+    except DropoutError:
+        raise
     except (ValueError, KeyError, IndexError, TypeError, RecursionError, OverflowError, struct.error) as error:
         raise DropoutError(
             f"{path}: cannot be read as a table: a damaged Parquet file ({first_line(error)})"
         ) from error
-    if pages > 2 * said + SLACK:
-        raise DropoutError(f"{path}: want pages of {said:,} bytes, as it declares, got {pages:,}; write it again")
-    return Declared(footer[3], max(said, pages), sum(chunk[5] for chunk in chunks))
+    return found
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 40
 
 
 def _text_bytes(path: Path, size: int, most: int) -> int:

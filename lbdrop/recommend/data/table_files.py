@@ -14,7 +14,7 @@ import polars as pl
 
 from lbdrop.errors import DropoutError, first_line
 from lbdrop.io.files import check_plain
-from lbdrop.recommend.data.parquet_sizes import check_fits
+from lbdrop.recommend.data.parquet_sizes import check_fits, check_pieces_fit
 from lbdrop.recommend.data.polars_panics import interrupt_or_itself
 
 __all__ = ["find_table_files", "ids_as_integers", "read_titles", "reading", "scan_table_files", "survives_as_integer"]
@@ -40,6 +40,8 @@ def scan_table_files(files: Sequence[Path], ids: tuple[str, str], weight: str | 
     """The files as one lazy frame, in order; in text files ids are text, see :func:`ids_as_integers`."""
     suffix = _suffix(files[0])
     if suffix == ".parquet":
+        for file in files:
+            check_pieces_fit(file)
         return pl.scan_parquet(list(files), glob=False, hive_partitioning=False, extra_columns="ignore")
     types = dict.fromkeys(ids, pl.String) | ({} if weight is None else {weight: pl.Float64})
     return pl.scan_csv(

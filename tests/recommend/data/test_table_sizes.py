@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from lbdrop.cli import app
 from lbdrop.errors import DropoutError
-from lbdrop.recommend.data.parquet_sizes import check_fits, declared
+from lbdrop.recommend.data import parquet_sizes
+from lbdrop.recommend.data.parquet_sizes import check_fits, check_pieces_fit, declared
 
 MEGABYTE = 1 << 20
 
@@ -56,6 +57,21 @@ def test_value_repeated_a_hundred_million_times_is_counted(tmp_path: Path) -> No
         DropoutError, match=r"want a table of at most 70,000,000 bytes, got .* that unfold to 80,000,000"
     ):
         check_fits(path, 70_000_000)
+
+
+def test_table_that_is_read_piece_by_piece_is_bounded_by_its_largest_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "likes.parquet"
+    rows = pa.table({"user_id": [*range(1000)] * 100, "item_id": pa.repeat(1, 100_000)})
+    pq.write_table(rows, path, row_group_size=10_000)
+    check_pieces_fit(path, 200_000)
+    with pytest.raises(DropoutError, match=r"want row groups of at most 100,000 bytes, got 160,000 or more in group 0"):
+        check_pieces_fit(path, 100_000)
+    monkeypatch.setattr(parquet_sizes, "_memory", lambda: 100_000)
+    done = CliRunner().invoke(app, ["data", "prepare", "own", str(path), "--out", str(tmp_path / "prepared")])
+    assert done.exit_code == 1
+    assert "want row groups of at most 100,000 bytes" in done.output
 
 
 @pytest.mark.parametrize("name", ["likes.csv.gz", "likes.csv"])
