@@ -1,10 +1,12 @@
 """Each mistake that a first hour brings is a message with want, got and next step."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,9 +48,33 @@ def test_loss_that_is_computed_already_is_refused(settings: dict[str, Any]) -> N
     assert "write objective(lambda m, x, y: " in message
 
 
-@pytest.mark.parametrize("module", [network(), nn.CrossEntropyLoss(reduction="none")])
-def test_module_in_place_of_the_function_is_refused(module: nn.Module) -> None:
-    assert f"got a {type(module).__name__};" in refusal(lambda: Objective(network(), examples=16)(module, x, y))
+def test_model_or_criterion_in_place_of_the_function_is_refused() -> None:
+    model, criterion = network(), nn.CrossEntropyLoss(reduction="none")
+    assert "got a Sequential;" in refusal(lambda: Objective(model, examples=16)(model, x, y))
+    assert "got one that takes (input: " in refusal(lambda: Objective(model, examples=16)(criterion, x, y))
+
+
+class Losses(nn.Module):
+    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropies(model, x, y)
+
+    def of_model(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        return cross_entropies(model, *batch)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [Losses(), Losses().of_model, functools.partial(cross_entropies), lambda *all_of_it: cross_entropies(*all_of_it)],
+)
+def test_whatever_runs_the_model_is_accepted(losses: Any) -> None:
+    assert Objective(network(), examples=16)(losses, x, y).isfinite()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"examples": np.int64(16)}, HELD_OUT | {"steps": np.int32(100), "examples": np.int64(16)}]
+)
+def test_counts_of_numpy_are_counts(settings: dict[str, Any]) -> None:
+    assert Objective(network(), **settings)(cross_entropies, x, y).isfinite()
 
 
 @pytest.mark.parametrize(

@@ -121,34 +121,6 @@ def test_predictions_of_a_model_and_of_a_part_of_it_leave_their_modes() -> None:
     assert [module.training for module in whole.modules()] == modes
 
 
-class SlowToTrace(nn.Module):
-    """Its graph is read for as long as another thread wants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.inside, self.go_on = network(), threading.Event(), threading.Event()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.inside.set()
-        assert self.go_on.wait(60)
-        return self.body(x)
-
-
-def test_model_whose_graph_is_read_changes_no_other_thread() -> None:
-    """Reading a graph replaces the call of every module of the process."""
-    slow, model, x = SlowToTrace(), network(), torch.randn(6, 4)
-    expected = seeded(model, x, 0)
-    with ThreadPoolExecutor(2) as pool:
-        reading = pool.submit(lbdrop.Objective, slow, examples=6)
-        assert slow.inside.wait(60)
-        second = pool.submit(lbdrop.Objective, network(), examples=6)
-        assert torch.equal(seeded(model, x, 0), expected)
-        slow.go_on.set()
-        for objective in (reading.result(), second.result()):
-            objective(squares, x).backward()
-    assert torch.equal(seeded(model, x, 0), expected)
-
-
 class Waits(nn.Module):
     """Stops in its pass until it is told to go on."""
 
@@ -166,6 +138,21 @@ class Waits(nn.Module):
         objective = lbdrop.Objective(self, examples=6, estimator="disarm")
         self.inside.clear(), self.go_on.clear()
         return objective
+
+
+def test_model_whose_graph_is_read_changes_no_other_thread() -> None:
+    """Reading a graph replaces the call of every module of the process."""
+    slow, model, x = Waits(), network(), torch.randn(6, 4)
+    expected = seeded(model, x, 0)
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(lbdrop.Objective, slow, examples=6)
+        assert slow.inside.wait(60)
+        second = pool.submit(lbdrop.Objective, network(), examples=6)
+        assert torch.equal(seeded(model, x, 0), expected)
+        slow.go_on.set()
+        for objective in (reading.result(), second.result()):
+            objective(squares, x).backward()
+    assert torch.equal(seeded(model, x, 0), expected)
 
 
 def squares(model: nn.Module, x: Tensor) -> Tensor:

@@ -17,14 +17,14 @@ EXAMPLE = "objective(lambda m, x, y: F.cross_entropy(m(x), y, reduction='none'),
 
 def check_losses(losses: Callable[..., Tensor], model: nn.Module, batch: tuple[Any, ...]) -> None:
     """An error about what is no such function; a warning where nothing can be learned from it."""
-    if isinstance(losses, nn.Module) or not callable(losses):
+    if losses is model or not callable(losses):
         got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
         raise DropoutError(
             f"loss: want a function that runs the model, since it is run under other masks than the last, got {got};"
             f" write {EXAMPLE}"
         )
     try:
-        signature = inspect.signature(losses)
+        signature = inspect.signature(losses.forward if isinstance(losses, nn.Module) else losses)
     except (TypeError, ValueError):  # of C
         return
     try:

@@ -41,9 +41,10 @@ def default_rule(
     """Balanced noise where there is held-out data, the paper's bound where there is none."""
     if held_out is not None:
         assert steps is not None
-        return Balanced(model, held_out, steps=steps, examples=examples, masks=masks, generator=generator)
+        count = None if examples is None else int(examples)  # numpy's numbers are as good
+        return Balanced(model, held_out, steps=int(steps), examples=count, masks=masks, generator=generator)
     assert examples is not None
-    return Bound(model, examples)
+    return Bound(model, int(examples))
 
 
 def check_arguments(model: nn.Module, rule: Rule | None, **arguments: Any) -> None:
